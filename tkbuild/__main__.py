@@ -1,0 +1,27 @@
+"""The ``tkbuild`` command: says what to install where the compile extra is missing, else hands over to ``tkbuild.cli``."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+
+MISSING_EXTRA_EXIT_CODE = 20
+_NEEDED = {"click": "click", "yaml": "pyyaml", "jinja2": "jinja2"}
+
+
+def main() -> None:
+    """Run the command line of this process and exit with its code."""
+    missing = [package for module, package in _NEEDED.items() if importlib.util.find_spec(module) is None]
+    if missing:
+        sys.stderr.write(
+            f"tkbuild: the command line needs {', '.join(missing)}: pip install 'tkbuild[compile]'\n"
+            "in a serving image use: python -m tkbuild.runtime list|doctor|require PROFILE\n"
+        )
+        sys.exit(MISSING_EXTRA_EXIT_CODE)
+    from tkbuild.cli import run
+
+    run()
+
+
+if __name__ == "__main__":
+    main()

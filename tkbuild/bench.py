@@ -1,0 +1,255 @@
+"""Time installed kernels on a GPU, against a copy of the same size and against a peer, in one run.
+
+Device time is that of one call inside a CUDA graph of many, each on data that has left the L2 cache. Host time is that
+of one call of the public function, outputs allocated, with the device never behind.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from tkbuild.cases import Call, make_call
+from tkbuild.checks import Bench, CaseValue
+from tkbuild.errors import ArgumentError
+from tkbuild.runtime.op import kernel_op
+from tkbuild.runtime.registry import InstalledVariant, registry
+from tkbuild.verify import applicable_calls, read_checks
+
+PEERS = ("tile_kernels", "torch")
+#: Inputs rotate over this many bytes, so that none is still in the L2 cache (60 MB on H200, 126 MB on B200).
+_ROTATION_BYTES = 512 * 2**20
+_MAX_SETS = 64
+_MIN_CALLS_PER_GRAPH = 24
+_REPLAYS = 15
+_HOST_CALLS = 300
+_HOST_ROUNDS = 7
+
+Thunk = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One workload of one variant.
+
+    Times in microseconds of one call; ``gbytes_per_s`` counts the spec's bytes; ``copy_share`` is the time of a copy that
+    moves as many bytes over ours; ``peer_ratio`` is the peer's device time over ours.
+    """
+
+    variant: str
+    workload: Mapping[str, CaseValue]
+    moved_bytes: int
+    device_us: float
+    gbytes_per_s: float
+    tflops_per_s: float
+    copy_us: float
+    copy_share: float
+    host_us: float
+    peer: str | None = None
+    peer_us: float | None = None
+    peer_host_us: float | None = None
+    peer_ratio: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "workload": dict(self.workload)}
+
+
+def bench(
+    variants: Sequence[InstalledVariant], *, device: torch.device, peer: str | None = None, on_measurement: Callable[[Measurement], None]
+) -> None:
+    """Measure the workloads of ``variants`` on ``device``, handing on each as it is done.
+
+    peer: ``tile_kernels`` (must be importable) or ``torch``; an operator the peer lacks has no peer figures.
+    Raises: ArgumentError for an unknown or missing peer.
+    """
+    peer_api = _peer_module(peer)
+    checks = read_checks()
+    for variant in variants:
+        workloads = checks[variant.kernel].bench
+        for values in _workloads(variant, workloads):
+            assert workloads is not None
+            on_measurement(_measure(variant, workloads, values, device, peer, peer_api))
+
+
+def _workloads(variant: InstalledVariant, workloads: Bench | None) -> Iterator[dict[str, CaseValue]]:
+    if workloads is not None:
+        yield from (values for _case, values in applicable_calls(variant, workloads.workloads, large=True))
+
+
+def _measure(
+    variant: InstalledVariant, workloads: Bench, values: dict[str, CaseValue], device: torch.device, peer: str | None, peer_api: ModuleType | None
+) -> Measurement:
+    fills = _bench_fills(variant)
+    generator = torch.Generator(device).manual_seed(1)
+    signature = registry().signatures[variant.kernel]
+    first = make_call(signature, values, fills, generator)
+    sizes = first.tensor_bytes()
+    moved = _moved_bytes(workloads, first, sizes)
+    sets = max(2, min(_MAX_SETS, _ROTATION_BYTES // max(1, sum(sizes.values())) + 1))
+    calls = [first, *(make_call(signature, values, fills, generator) for _ in range(sets - 1))]
+    ours = [_our_thunk(variant.kernel, call) for call in calls]
+    theirs = [] if peer is None or peer_api is None else [t for call in calls if (t := peer_thunk(variant.kernel, peer_api, call))]
+    device_us = device_time_us(ours, device)
+    copy_us = device_time_us(_copies(moved, sets, device), device)
+    peer_us = device_time_us(theirs, device) if theirs else None
+    flops = workloads.flops.evaluate(values, sizes)
+    return Measurement(
+        variant=variant.id,
+        workload={name: value for name, value in values.items() if name not in variant.axes},
+        moved_bytes=moved,
+        device_us=device_us,
+        gbytes_per_s=moved / device_us / 1e3,
+        tflops_per_s=flops / device_us / 1e6,
+        copy_us=copy_us,
+        copy_share=copy_us / device_us,
+        host_us=host_time_us(ours[0], device),
+        peer=peer if theirs else None,
+        peer_us=peer_us,
+        peer_host_us=host_time_us(theirs[0], device) if theirs else None,
+        peer_ratio=peer_us / device_us if peer_us else None,
+    )
+
+
+def _bench_fills(variant: InstalledVariant) -> Mapping[str, Any]:
+    checks = read_checks()[variant.kernel]
+    return checks.verify.inputs if checks.verify else {}
+
+
+def _moved_bytes(workloads: Bench, call: Call, sizes: Mapping[str, int]) -> int:
+    if workloads.moved_bytes is not None:
+        return int(workloads.moved_bytes.evaluate(call.values, sizes))
+    twice = [arg.name for arg in call.signature.args if arg.role == "inout"]
+    return sum(sizes.values()) + sum(sizes[name] for name in twice)
+
+
+def device_time_us(thunks: Sequence[Thunk], device: torch.device) -> float:
+    """Return the median device time of one call, in microseconds, over replays of a graph of calls that rotate over ``thunks``."""
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        for thunk in thunks:
+            thunk()
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        rounds = max(1, -(-_MIN_CALLS_PER_GRAPH // len(thunks)))
+        with torch.cuda.graph(graph, stream=stream):
+            kept = [thunk() for _ in range(rounds) for thunk in thunks]
+        times = [_replay_us(graph, stream) / len(kept) for _ in range(_REPLAYS)]
+    del kept
+    return statistics.median(times[2:])
+
+
+def _replay_us(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> float:
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record(stream)
+    graph.replay()
+    end.record(stream)
+    end.synchronize()
+    return float(start.elapsed_time(end)) * 1e3
+
+
+def host_time_us(thunk: Thunk, device: torch.device) -> float:
+    """Return the host time of one call in microseconds: the least over rounds, each starting with an idle device."""
+    rounds = []
+    for _ in range(_HOST_ROUNDS):
+        torch.cuda.synchronize(device)
+        start = time.perf_counter()
+        for _ in range(_HOST_CALLS):
+            thunk()
+        rounds.append((time.perf_counter() - start) / _HOST_CALLS * 1e6)
+        torch.cuda.synchronize(device)
+    return min(rounds)
+
+
+def _copies(moved_bytes: int, sets: int, device: torch.device) -> list[Thunk]:
+    """Copies that read half of ``moved_bytes`` and write the other half."""
+    half = max(16, moved_bytes // 2)
+    pairs = [(torch.empty(half, dtype=torch.uint8, device=device), torch.empty(half, dtype=torch.uint8, device=device)) for _ in range(sets)]
+    for source, _ in pairs:
+        source.random_(0, 256)
+    return [functools.partial(target.copy_, source) for source, target in pairs]
+
+
+def _our_thunk(kernel: str, call: Call) -> Thunk:
+    public = peer_thunk(kernel, importlib.import_module("tkbuild.ops"), call)
+    return public or functools.partial(kernel_op(kernel), tuple(t.view for t in call.inputs), call.static, call.scalars)
+
+
+def _peer_module(peer: str | None) -> ModuleType | None:
+    if peer is None:
+        return None
+    if peer not in PEERS:
+        raise ArgumentError(f"unknown peer {peer!r}; expected one of {', '.join(PEERS)}", peer=peer)
+    try:
+        return importlib.import_module(peer)
+    except ImportError as exc:
+        raise ArgumentError(f"the peer {peer} cannot be imported: {exc}; put its folder on PYTHONPATH", peer=peer) from exc
+
+
+def peer_thunk(kernel: str, api: ModuleType, call: Call) -> Thunk | None:
+    """Return the call of ``kernel`` through the names of ``api``, which is `tkbuild.ops` or a package it stands in for.
+
+    None where ``api`` has no such function, or one that does not take the call's values.
+    """
+    make = _TORCH_CALLS.get(kernel) if api.__name__ == "torch" else _PUBLIC_CALLS.get(kernel)
+    if make is None:
+        return None
+    try:
+        thunk = make(api, [tensor.view for tensor in call.inputs], call.values)
+    except AttributeError:
+        return None
+    return thunk
+
+
+def _per_token_cast(api: Any, tensors: list[torch.Tensor], values: Mapping[str, Any]) -> Thunk:
+    packed = values["sf_format"] == "ue8m0"
+    return functools.partial(
+        api.quant.per_token_cast,
+        tensors[0],
+        "e4m3",
+        values["block"],
+        use_tma_aligned_col_major_sf=bool(values["col_major"]),
+        round_sf=packed or bool(values["round_sf"]),
+        use_packed_ue8m0=packed,
+    )
+
+
+def _cast_back(api: Any, tensors: list[torch.Tensor], values: Mapping[str, Any]) -> Thunk:
+    fmt = {"bfloat16": "bf16", "float32": "fp32"}[values["out_dtype"]]
+    return functools.partial(api.quant.cast_back, (tensors[0], tensors[1]), fmt, (values["block_m"], values["block_k"]))
+
+
+def _sinkhorn(api: Any, tensors: list[torch.Tensor], values: Mapping[str, Any]) -> Thunk:
+    out = torch.empty_like(tensors[0])
+    return functools.partial(api.mhc.mhc_sinkhorn_fwd, tensors[0], out, values["repeat"], values["eps"])
+
+
+def _sinkhorn_bwd(api: Any, tensors: list[torch.Tensor], values: Mapping[str, Any]) -> Thunk:
+    out = torch.empty_like(tensors[0])
+    return functools.partial(api.mhc.mhc_sinkhorn_bwd, tensors[0], tensors[1], out, values["repeat"], values["eps"])
+
+
+_PUBLIC_CALLS: dict[str, Callable[[Any, list[torch.Tensor], Mapping[str, Any]], Thunk]] = {
+    "transpose.transpose": lambda api, t, v: functools.partial(api.transpose.transpose, t[0]),
+    "transpose.batched_transpose": lambda api, t, v: functools.partial(api.transpose.batched_transpose, t[0]),
+    "quant.per_token_cast": _per_token_cast,
+    "quant.cast_back": _cast_back,
+    "moe.topk_gate": lambda api, t, v: functools.partial(api.moe.topk_gate, t[0], v["num_topk"]),
+    "engram.fused_weight": lambda api, t, v: functools.partial(api.engram.fused_weight, t[0], t[1]),
+    "engram.grad_w_reduce": lambda api, t, v: functools.partial(api.engram.grad_w_reduce, *t),
+    "mhc.sinkhorn": _sinkhorn,
+    "mhc.sinkhorn_bwd": _sinkhorn_bwd,
+}
+_TORCH_CALLS: dict[str, Callable[[Any, list[torch.Tensor], Mapping[str, Any]], Thunk]] = {
+    "examples.gemm_bf16": lambda api, t, v: functools.partial(api.mm, t[0], t[1].T),
+    "transpose.transpose": lambda api, t, v: lambda: t[0].T.contiguous(),
+    "transpose.batched_transpose": lambda api, t, v: lambda: t[0].transpose(1, 2).contiguous(),
+}

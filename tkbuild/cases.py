@@ -1,0 +1,137 @@
+"""Turn a case's values into tensors in guarded storage, for `verify` and `bench`."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tkbuild.checks import CaseValue
+from tkbuild.errors import ArgumentError, VerifyError
+from tkbuild.fills import Draw, fill
+from tkbuild.launchplan import strides
+from tkbuild.signature import ArgSpec, AxisValue, KernelSignature
+
+#: Bytes of poison before and behind every tensor; a multiple of every alignment a spec may ask for.
+GUARD_BYTES = 512
+#: No float format reads this byte repeated as a number near those that kernels produce.
+POISON_BYTE = 0xAB
+_INTEGER_FILL, _FLOAT_FILL = "randint(0, 8)", "normal"
+
+
+@dataclass(frozen=True)
+class GuardedTensor:
+    """A tensor inside storage of its own, poisoned around it and in the gaps between its rows."""
+
+    view: torch.Tensor
+    storage: torch.Tensor
+
+    @classmethod
+    def poisoned(cls, size: Sequence[int], stride: Sequence[int], elems: int, dtype: torch.dtype, device: torch.device) -> GuardedTensor:
+        """A tensor of ``size`` and ``stride`` in the middle of ``elems`` elements, with guard zones at both ends."""
+        item = dtype.itemsize
+        storage = torch.full((2 * GUARD_BYTES + elems * item,), POISON_BYTE, dtype=torch.uint8, device=device)
+        middle = storage[GUARD_BYTES : GUARD_BYTES + elems * item].view(dtype)
+        return cls(middle.as_strided(tuple(size), tuple(stride), middle.storage_offset()), storage)
+
+    def stray_writes(self) -> int:
+        """Return how many bytes outside the tensor's elements differ from the poison."""
+        outside = self.storage != POISON_BYTE
+        covered = torch.zeros_like(self.storage)
+        as_bytes = covered[GUARD_BYTES : covered.numel() - GUARD_BYTES].view(self.view.dtype)
+        ones = torch.full((self.view.element_size(),), 1, dtype=torch.uint8, device=covered.device).view(self.view.dtype)
+        if self.view.numel():
+            as_bytes.as_strided(self.view.shape, self.view.stride(), as_bytes.storage_offset()).copy_(ones.expand(self.view.shape))
+        return int((outside & (covered == 0)).sum())
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a kernel: its values, its inputs and its poisoned outputs, all in the spec's order."""
+
+    signature: KernelSignature
+    values: Mapping[str, CaseValue]
+    inputs: tuple[GuardedTensor, ...]
+    outputs: tuple[GuardedTensor, ...]
+
+    @property
+    def static(self) -> tuple[CaseValue, ...]:
+        """The values of the axes that a call names, and of the options."""
+        return tuple(self.values[spec.name] for spec in (*self.signature.given_axes, *self.signature.options))
+
+    @property
+    def scalars(self) -> tuple[CaseValue, ...]:
+        return tuple(self.values[spec.name] for spec in self.signature.scalars)
+
+    @property
+    def option_values(self) -> tuple[CaseValue, ...]:
+        return tuple(self.values[spec.name] for spec in self.signature.options)
+
+    def keywords(self) -> dict[str, CaseValue]:
+        """What the reference takes by keyword: axes that a call names, scalars and options."""
+        specs = (*self.signature.given_axes, *self.signature.scalars, *self.signature.options)
+        return {spec.name: self.values[spec.name] for spec in specs}
+
+    def tensor_bytes(self) -> dict[str, int]:
+        """The size of every tensor by name, in bytes of its elements."""
+        names = [arg.name for arg in self.signature.args]
+        return {name: t.view.numel() * t.view.element_size() for name, t in zip(names, (*self.inputs, *self.outputs), strict=True)}
+
+
+def complete_values(signature: KernelSignature, given: Mapping[str, CaseValue], axes: Mapping[str, AxisValue]) -> dict[str, CaseValue]:
+    """Return ``given`` with the variant's axes, defaults of scalars and options, and contiguous strides filled in.
+
+    Raises: ArgumentError naming what has neither a value nor a default.
+    """
+    values: dict[str, Any] = {**axes, **{s.name: s.default for s in (*signature.scalars, *signature.options) if s.default is not None}, **given}
+    for arg in signature.args:
+        contiguous = strides(ArgSpec(arg.name, arg.role, arg.dtype, arg.shape))
+        rule = arg.alloc.strides if arg.alloc else contiguous
+        for expr, fallback in zip(arg.strides or (), rule, strict=True):
+            if expr.is_name and str(expr) not in values:
+                values[str(expr)] = fallback.evaluate(values)
+    names = {dim.name for dim in signature.bound_dims} | {s.name for s in (*signature.scalars, *signature.options)}
+    if missing := sorted(names - values.keys()):
+        raise ArgumentError(f"{signature.kernel}: a case gives no value for {', '.join(missing)}", kernel=signature.kernel, missing=missing)
+    return values
+
+
+def make_call(
+    signature: KernelSignature, values: Mapping[str, CaseValue], fills: Mapping[str, Any], generator: torch.Generator
+) -> Call:
+    """Return a call with freshly drawn inputs and poisoned outputs on the generator's device."""
+    inputs, outputs = [], []
+    for arg in signature.args:
+        size = tuple(int(expr.evaluate(values)) for expr in arg.shape)
+        stride = tuple(int(expr.evaluate(values)) for expr in strides(arg))
+        elems = int(arg.alloc.elems.evaluate(values)) if arg.alloc else 0
+        elems = max(elems, _span(size, stride))
+        dtype = getattr(torch, arg.dtype.resolve(values))
+        tensor = GuardedTensor.poisoned(size, stride, elems, dtype, generator.device)
+        if arg.role in ("in", "inout"):
+            text = str(fills.get(arg.name, _FLOAT_FILL if dtype.is_floating_point else _INTEGER_FILL))
+            tensor.view.copy_(fill(text, Draw(size, dtype, generator)))
+        (outputs if arg.role == "out" else inputs).append(tensor)
+    return Call(signature, values, tuple(inputs), tuple(outputs))
+
+
+def _span(size: Sequence[int], stride: Sequence[int]) -> int:
+    if 0 in size:
+        return 0
+    return 1 + sum((extent - 1) * step for extent, step in zip(size, stride, strict=True))
+
+
+def reference_function(name: str) -> Callable[..., Any]:
+    """Return ``tkbuild.reference.<family>.<function>``. Raises: VerifyError when there is none."""
+    family, _, function = name.partition(".")
+    try:
+        module = importlib.import_module(f"tkbuild.reference.{family}")
+    except ModuleNotFoundError as exc:
+        raise VerifyError(f"no reference {name!r}: tkbuild.reference.{family} does not exist", reference=name) from exc
+    found = getattr(module, function, None)
+    if not callable(found):
+        raise VerifyError(f"no reference {name!r}: tkbuild.reference.{family} has no {function}", reference=name)
+    return found  # type: ignore[no-any-return]

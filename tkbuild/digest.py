@@ -1,0 +1,130 @@
+"""sha256 over labelled, length-framed fields, over files, and over the content of installed packages."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import importlib.metadata
+import json
+import os
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tkbuild.errors import ArgumentError, IntegrityError
+
+_CHUNK_BYTES = 1 << 20
+# What the installer adds, or what names the machine: no part of a package's content.
+_INSTALLER_FILES = {"RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json"}
+
+
+def canonical_json(value: object) -> bytes:
+    """Return ``value`` as JSON with sorted keys, no blanks, UTF-8.
+
+    Raises: ArgumentError for what JSON cannot say exactly: NaN, infinities, keys that are no strings, other types.
+    """
+    _refuse_inexact(value)
+    try:
+        text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        return text.encode()
+    except (TypeError, ValueError) as exc:
+        raise ArgumentError(f"cannot be written as canonical JSON: {exc}") from exc
+
+
+def _refuse_inexact(value: object) -> None:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise ArgumentError(f"JSON key {key!r} is a {type(key).__name__}, expected a string")
+            _refuse_inexact(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            _refuse_inexact(item)
+
+
+def bytes_digest(content: bytes) -> str:
+    """Return the sha256 of ``content`` in hex."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """Return the sha256 of a file's content in hex."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def key_digest(schema: int, fields: Mapping[str, Any]) -> str:
+    """Return the key of ``fields``: labels and canonical JSON values, each with its length in front.
+
+    schema: the version of the meaning of the fields; it comes first.  The order of ``fields`` does not matter.
+    """
+    digest = hashlib.sha256(f"tkbuild key {schema}\n".encode())
+    for label in sorted(fields):
+        _frame(digest, label.encode())
+        _frame(digest, canonical_json(fields[label]))
+    return digest.hexdigest()
+
+
+def _frame(digest: hashlib._Hash, content: bytes) -> None:
+    digest.update(struct.pack("<Q", len(content)))
+    digest.update(content)
+
+
+def files_digest(root: Path, names: Iterable[str]) -> str:
+    """Return the digest of files below ``root`` by relative name and content; times, modes and root do not matter."""
+    return key_digest(1, {name: file_digest(root / name) for name in names})
+
+
+def package_digest(distribution: importlib.metadata.Distribution, under: Sequence[str] = ("",)) -> str:
+    """Return the digest of an installed package's files whose recorded path starts with one of ``under``.
+
+    The sha256 of each file comes from the package's RECORD. Files that were changed after the installation (another
+    size, or newer than RECORD) are read instead, so that an edit in place is seen; times decide only what is read.
+    Raises: IntegrityError for a package without RECORD, with missing files, or installed as editable: it has no content to name.
+    """
+    record = distribution.read_text("RECORD")
+    name = distribution.metadata["Name"]
+    if record is None:
+        raise IntegrityError(f"{name} has no RECORD: its content cannot be named; install it from a wheel", package=name)
+    if '"editable": true' in (distribution.read_text("direct_url.json") or ""):
+        raise IntegrityError(f"{name} is installed as editable: its content cannot be named; install it from a wheel", package=name)
+    rows = list(csv.reader(record.splitlines()))
+    root = str(distribution.locate_file(""))
+    recorded_at = os.stat(os.path.join(root, next(row[0] for row in rows if row[0].endswith(".dist-info/RECORD")))).st_mtime
+    prefixes = tuple(under)
+    return key_digest(
+        1,
+        {
+            path: _recorded_file_digest(os.path.join(root, path), digest, size, recorded_at)
+            for path, digest, size in rows
+            if path.startswith(prefixes) and _is_content(path, digest)
+        },
+    )
+
+
+def _is_content(path: str, digest: str) -> bool:
+    is_script = path.startswith(("..", "/"))  # holds the path of the interpreter
+    return bool(digest) and not is_script and path.rsplit("/", 1)[-1] not in _INSTALLER_FILES and not path.endswith(".pyc")
+
+
+def _recorded_file_digest(path: str, recorded: str, size: str, recorded_at: float) -> str:
+    try:
+        status = os.stat(path)
+    except OSError as exc:
+        raise IntegrityError(f"{path} was installed and is missing now; install its package again", path=path) from exc
+    if str(status.st_size) != size or status.st_mtime > recorded_at:
+        return file_digest(Path(path))
+    return _hex_of(recorded)
+
+
+def _hex_of(recorded: str) -> str:
+    """RECORD writes ``sha256=`` and URL-safe base64 without padding."""
+    algorithm, _, value = recorded.partition("=")
+    if algorithm != "sha256":
+        raise IntegrityError(f"RECORD uses {algorithm}, expected sha256", algorithm=algorithm)
+    return base64.urlsafe_b64decode(value + "=" * (-len(value) % 4)).hex()

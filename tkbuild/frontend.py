@@ -1,0 +1,240 @@
+"""CUDA source -> PTX with headers parsed once for many kernels: nvcc's own steps, its front end forked after the headers.
+
+Most of nvcc's time goes into parsing the same headers for each kernel. ``HeaderServer`` runs cicc, with the command
+line that nvcc would use, up to the end of the headers, and forks it there for each kernel (forkserver.c). The result is
+what the steps make one after the other, bit for bit; whatever does not fit raises ``CannotFork``, and the caller runs them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tkbuild.errors import StepTimeoutError, ToolchainError
+from tkbuild.toolchain import ProcessGroups, run
+
+SOURCE_NAME = "kernel.cu"
+_PREPROCESSED, _PTX, _CUBIN = "kernel.cpp1.ii", "kernel.ptx", "kernel.cubin"
+_FORK_SERVER_SOURCE = Path(__file__).with_name("forkserver.c")
+_START_TIMEOUT_S = 120.0
+# Text after the headers that would see something else when it is preprocessed apart from them.
+_NEEDS_WHOLE_FILE = re.compile(r"^\s*#\s*(include|import|pragma\s+(push|pop)_macro)|__COUNTER__|__INCLUDE_LEVEL__", re.MULTILINE)
+
+
+class CannotFork(Exception):  # noqa: N818 - an answer to the caller, who then runs the plain steps; never shown
+    """This source, compiler or host does not allow the headers to be parsed apart."""
+
+
+@dataclass(frozen=True)
+class NvccSteps:
+    """The three commands nvcc runs for one source; each reads and writes fixed names in its folder."""
+
+    preprocess: tuple[str, ...]
+    front_end: tuple[str, ...]
+    assemble: tuple[str, ...]
+
+
+def nvcc_steps(dryrun: str) -> NvccSteps:
+    """Parse what ``nvcc --dryrun --keep --keep-dir .`` wrote. Raises: ToolchainError if it is not exactly these three steps.
+
+    The path of the source becomes its bare name: cicc derives names of internal variables from it.
+    """
+    variables: dict[str, str] = {}
+    commands: list[tuple[str, ...]] = []
+    for line in dryrun.splitlines():
+        text = line.removeprefix("#$ ")
+        if assignment := re.match(r"([A-Za-z_]+)=(.*)", text):
+            variables[assignment.group(1)] = assignment.group(2)
+        elif text.strip():
+            words = shlex.split(re.sub(r"\$(\w+)", lambda match: variables.get(match.group(1), ""), text))
+            commands.append(tuple(SOURCE_NAME if word.endswith(f"/{SOURCE_NAME}") else word.removeprefix("./") for word in words))
+    expected = ((SOURCE_NAME, _PREPROCESSED), (_PREPROCESSED, _PTX), (_PTX, _CUBIN))
+    is_known = len(commands) == len(expected) and all(
+        command[-1] == output and source in command for command, (source, output) in zip(commands, expected, strict=True)
+    )
+    if not is_known:
+        raise ToolchainError(f"this nvcc does not preprocess, run cicc and ptxas as expected:\n{dryrun}", dryrun=dryrun)
+    return NvccSteps(*commands)
+
+
+def split_headers(source: str) -> tuple[str, str]:
+    """Return the leading preprocessor lines of ``source``, and the rest. Raises: CannotFork if they cannot be taken apart."""
+    lines = source.splitlines(keepends=True)
+    count, depth, continues = 0, 0, False
+    for line in lines:
+        text = line.strip()
+        if not continues and text and not text.startswith(("#", "//")):
+            break
+        depth += bool(re.match(r"#\s*if", text)) - bool(re.match(r"#\s*endif", text))
+        continues = text.endswith("\\")
+        count += 1
+    headers, body = "".join(lines[:count]), "".join(lines[count:])
+    if depth or continues or "#include" not in headers or not body:
+        raise CannotFork("the source does not begin with its includes")
+    if _NEEDS_WHOLE_FILE.search(body):
+        raise CannotFork("the source depends on more than macros of its headers")
+    return headers, body
+
+
+def build_fork_server(folder: Path, compiler: Path, env: Mapping[str, str], groups: ProcessGroups) -> Path:
+    """Compile forkserver.c into ``folder``. Raises: CannotFork where that does not work (no Linux, no glibc)."""
+    library = folder / "forkserver.so"
+    command = [compiler, "-x", "c", "-O1", "-shared", "-fPIC", "-o", library, _FORK_SERVER_SOURCE, "-ldl"]
+    finished = run(command, timeout_s=_START_TIMEOUT_S, cwd=folder, env=env, groups=groups)
+    if finished.returncode:
+        raise CannotFork(f"the fork server does not compile: {finished.stderr[-200:]}")
+    return library
+
+
+@dataclass
+class _Child:
+    pid: int
+    ended: threading.Event = field(default_factory=threading.Event)
+    status: int | None = None
+
+
+class HeaderServer:
+    """A front end that has parsed one set of headers. Threads may call ``ptx`` at the same time.
+
+    folder: private to the server.  Raises: CannotFork from the constructor if the headers do not compile.
+    """
+
+    def __init__(self, steps: NvccSteps, headers: str, folder: Path, library: Path, env: Mapping[str, str], groups: ProcessGroups) -> None:
+        self._steps, self._folder, self._env, self._groups = steps, folder, env, groups
+        self._first_body_line = headers.count("\n") + 1
+        self._sending = threading.Lock()
+        self._started = threading.Condition()
+        self._children: dict[int, _Child] = {}
+        self._last_pid: int | None = None
+        self._is_ready = self._has_ended = False
+        self._write_inputs(headers)
+        self._process = self._start(library)
+        threading.Thread(target=self._read_answers, daemon=True).start()
+        self._wait_for(lambda: self._is_ready)
+
+    def _write_inputs(self, headers: str) -> None:
+        (self._folder / SOURCE_NAME).write_text(headers)
+        self._preprocess(self._steps.preprocess, self._folder, "headers.ii")
+        self._preprocess((*self._steps.preprocess, "-dM"), self._folder, "macros.h")
+        (self._folder / _PREPROCESSED).write_text('#include "headers.ii"\n#include "body.ii"\n')
+        (self._folder / "body.ii").touch()
+
+    def _preprocess(self, command: Sequence[str], folder: Path, output: str) -> None:
+        words = [output if word == _PREPROCESSED else word for word in command]
+        finished = run(words, timeout_s=_START_TIMEOUT_S, cwd=folder, env=self._env, groups=self._groups)
+        if finished.returncode:
+            raise CannotFork(finished.stderr[-200:])
+
+    def _start(self, library: Path) -> subprocess.Popen[str]:
+        env = {**self._env, "LD_PRELOAD": str(library), "TKBUILD_FORK_AT": str(self._folder / "body.ii"), "TMPDIR": str(self._folder)}
+        with (self._folder / "log").open("wb") as log:
+            return self._groups.start(
+                self._steps.front_end,
+                cwd=self._folder,
+                env=env,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                bufsize=1,
+            )
+
+    def _read_answers(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            word, *numbers = line.split()
+            with self._started:
+                if word == "pid":
+                    self._last_pid = int(numbers[0])
+                    self._children.setdefault(self._last_pid, _Child(self._last_pid))
+                elif word == "done":
+                    # A child can end before the answer that it was started.
+                    child = self._children.setdefault(int(numbers[0]), _Child(int(numbers[0])))
+                    child.status = int(numbers[1])
+                    child.ended.set()
+                elif word == "ready":
+                    self._is_ready = True
+                self._started.notify_all()
+        with self._started:
+            self._has_ended = True
+            for child in self._children.values():
+                child.ended.set()
+            self._started.notify_all()
+
+    def _wait_for(self, condition: Callable[[], bool]) -> None:
+        with self._started:
+            reached = self._started.wait_for(lambda: condition() or self._has_ended, _START_TIMEOUT_S)
+            if not reached or not condition():
+                raise CannotFork("the front end ended before or within the headers")
+
+    def ptx(self, body: str, folder: Path, timeout_s: float) -> str:
+        """Compile ``body``, the source after the headers, to ``kernel.ptx`` in its private ``folder``; return the diagnostics.
+
+        Raises: CannotFork if it does not compile (the plain steps then tell why), StepTimeoutError.
+        """
+        self._preprocess_body(body, folder)
+        child = self._fork(folder)
+        if not child.ended.wait(timeout_s):
+            _kill(child.pid)
+            child.ended.wait(_START_TIMEOUT_S)
+            raise StepTimeoutError(f"cicc was stopped after {timeout_s:g} s; give it longer with --timeout", elapsed_s=timeout_s)
+        with self._started:
+            del self._children[child.pid]
+        if child.status != 0:
+            raise CannotFork(f"cicc ended with status {child.status}")
+        return (folder / "log").read_text(errors="replace")
+
+    def _preprocess_body(self, body: str, folder: Path) -> None:
+        # The line marker gives lines and file the names they have in the whole source.
+        (folder / "body.cu").write_text(f'# {self._first_body_line} "{SOURCE_NAME}"\n{body}')
+        command = ["body.cu" if word == SOURCE_NAME else word for word in _without_includes(self._steps.preprocess)]
+        macros = ["-undef", "-imacros", str(self._folder / "macros.h")]
+        self._preprocess([command[0], *macros, *command[1:]], folder, "body.ii")
+
+    def _fork(self, folder: Path) -> _Child:
+        with self._sending:
+            self._last_pid = None
+            try:
+                assert self._process.stdin is not None
+                self._process.stdin.write(f"{folder}\n")
+            except OSError as exc:
+                raise CannotFork("the front end has ended") from exc
+            self._wait_for(lambda: self._last_pid is not None)
+            assert self._last_pid is not None
+            with self._started:
+                return self._children[self._last_pid]
+
+    def close(self) -> None:
+        """End the server, and children that still run."""
+        with suppress(OSError):
+            if self._process.stdin is not None:
+                self._process.stdin.close()
+        self._groups.end(self._process)
+
+
+def _without_includes(command: Sequence[str]) -> list[str]:
+    """Leave out definitions and forced includes: the macros of the headers hold them already."""
+    kept: list[str] = []
+    skip_next = False
+    for word in command:
+        if skip_next:
+            skip_next = False
+        elif word in ("-include", "-isystem"):
+            skip_next = True
+        elif not word.startswith(("-D", "-I")):
+            kept.append(word)
+    return kept
+
+
+def _kill(pid: int) -> None:
+    for end in (os.killpg, os.kill):  # the child may not have its own group yet
+        with suppress(ProcessLookupError, PermissionError):
+            end(pid, signal.SIGKILL)

@@ -1,0 +1,25 @@
+// One call: its arguments checked against the plan, and the values that the plan's names take in it.
+#pragma once
+
+#include <tvm/ffi/c_api.h>
+
+#include "plan.h"
+
+namespace tkbuild {
+
+struct Call {
+  int64_t slots[kMaxSlots];
+  const DLTensor* tensors[kMaxArgs];  // null for a None
+  int device;                         // of all tensors
+  bool empty;                         // nothing to launch
+};
+
+inline void* DataPointer(const DLTensor& tensor) { return static_cast<char*>(tensor.data) + tensor.byte_offset; }
+
+// False with an ArgumentError raised. Allocates nothing; asks the driver only for the SM count, if the plan uses it.
+bool BindCall(const Plan& plan, const TVMFFIAny* args, int count, Call* call);
+
+// Evaluates an expression of a launch; `what` names it in the ArgumentError of a failure.
+bool EvaluateFor(const Plan& plan, const Expr& expr, const Call& call, const char* what, int64_t* out);
+
+}  // namespace tkbuild

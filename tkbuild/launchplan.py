@@ -1,0 +1,109 @@
+"""Launch plans: how one variant is checked and launched, as JSON that the native launcher reads (DESIGN.md section 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from tkbuild.errors import LowerError
+from tkbuild.expr import Expr
+from tkbuild.signature import FACTS, ArgSpec, AxisValue, KernelSignature
+
+SCHEMA = 1
+_TENSOR_MAP_EXPRS = ("dims", "strides", "box", "elem_strides")
+PROGRAMMATIC_MODES = ("off", "setting", "on")
+
+Json = Any
+
+
+def make_launch_plan(
+    signature: KernelSignature,
+    *,
+    variant: str,
+    arch: str,
+    axes: Mapping[str, AxisValue],
+    launch_facts: Mapping[str, Json],
+    programmatic: str = "off",
+) -> dict[str, Json]:
+    """Return the launch plan of a variant from its signature and what lowering found.
+
+    programmatic: the spec's launch mode; it applies to those launches whose kernel waits for or triggers others.
+    Raises: LowerError if the kernel uses a pointer or a size that the spec does not name.
+    """
+    values = {name: value for name, value in axes.items() if isinstance(value, (bool, int, str))}
+    plan: dict[str, Json] = {
+        "schema": SCHEMA,
+        "kernel": signature.kernel,
+        "variant": variant,
+        "arch": arch,
+        "axes": {},
+        "args": [*_tensors(signature, axes, values), *_scalars(signature)],
+        "dims": {dim.name: {"dtype": dim.dtype, "min": dim.min, "max": dim.max} for dim in signature.bound_dims},
+        "checks": [
+            {"require": check.require.substitute(values).to_json(), "text": check.text, "because": check.because}
+            for check in signature.checks
+        ],
+        "tensor_maps": list(launch_facts["tensor_maps"]),
+        "launches": [
+            {**launch, "programmatic": programmatic if launch["programmatic"] else "off"} for launch in launch_facts["launches"]
+        ],
+    }
+    _check_names(signature, plan)
+    return plan
+
+
+def _tensors(signature: KernelSignature, axes: Mapping[str, AxisValue], values: Mapping[str, int | str]) -> Iterator[dict[str, Json]]:
+    for arg in signature.args:
+        yield {
+            "name": arg.name,
+            "kind": "tensor",
+            "role": arg.role,
+            "dtype": arg.dtype.resolve(axes),
+            "shape": [expr.substitute(values).to_json() for expr in arg.shape],
+            "strides": [expr.substitute(values).to_json() for expr in strides(arg)],
+            "align": arg.align,
+            "optional": arg.optional,
+        }
+
+
+def strides(arg: ArgSpec) -> tuple[Expr, ...]:
+    """Return the strides a tensor must have, those of a C-contiguous one where the spec gives none."""
+    if arg.strides is not None:
+        return arg.strides
+    result: list[Expr] = []
+    stride = Expr(1)
+    for extent in reversed(arg.shape):
+        result.insert(0, stride)
+        stride = extent if stride == Expr(1) else Expr(("*", extent.node, stride.node))
+    return tuple(result)
+
+
+def _scalars(signature: KernelSignature) -> Iterator[dict[str, Json]]:
+    for kind, specs in (("scalar", signature.scalars), ("option", signature.options)):
+        for spec in specs:
+            yield {"name": spec.name, "kind": kind, "dtype": spec.dtype}
+
+
+def _check_names(signature: KernelSignature, plan: Mapping[str, Json]) -> None:
+    tensors = {arg.name for arg in signature.args}
+    numbers = {dim.name for dim in signature.bound_dims} | {spec.name for spec in (*signature.scalars, *signature.options)} | {*FACTS}
+    used_tensors, used_numbers = set(), set()
+    for tensor_map in plan["tensor_maps"]:
+        used_tensors.add(tensor_map["arg"])
+        used_numbers |= _names(expr for key in _TENSOR_MAP_EXPRS for expr in tensor_map[key])
+    for launch in plan["launches"]:
+        used_tensors |= {param["pointer"] for param in launch["params"] if "pointer" in param}
+        used_numbers |= _names(param["value"] for param in launch["params"] if "value" in param)
+        used_numbers |= _names([*launch["grid"], *launch["block"], *launch["cluster"], launch["dynamic_smem_bytes"]])
+    for what, used, known in (("tensor", used_tensors, tensors), ("size", used_numbers, numbers)):
+        if unknown := sorted(used - known):
+            raise LowerError(
+                f"{plan['variant']}: the template uses the {what} {', '.join(unknown)}, which the spec does not name; "
+                f"the spec names: {', '.join(sorted(known)) or 'none'}",
+                variant=plan["variant"],
+                unknown=unknown,
+            )
+
+
+def _names(exprs: Iterable[Json]) -> set[str]:
+    return {name for expr in exprs for name in Expr.from_json(expr).names()}

@@ -1,0 +1,157 @@
+"""Manifests: what a kernel wheel holds, as strict JSON with a digest over itself (DESIGN.md section 4).
+
+A leaf used on both sides: `wheel` writes manifests, the runtime's registry reads them. Standard library only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tkbuild.errors import IntegrityError
+from tkbuild.signature import KernelSignature
+
+SCHEMA = 1
+#: The contract between launch plans, cubins and the native launcher. A runtime loads manifests of its own number only.
+RUNTIME_ABI = 1
+MANIFEST_NAME = "manifest.json"
+CHECKS_NAME = "checks.json"
+VERIFIED = "verified"
+NOT_RUN = "compiled, not run"
+
+Json = Any
+
+
+@dataclass(frozen=True)
+class VariantRecord:
+    """One variant in a manifest.
+
+    cubin: file name beside the manifest.  sha256: of that file.  plan: its launch plan.  resources: registers, bytes of
+    spills, stack and shared memory.  verified: ``{"state": "verified", "device", "driver", "cases"}`` or
+    ``{"state": "compiled, not run"}``.
+    """
+
+    id: str
+    kernel: str
+    axes: Mapping[str, bool | int | str]
+    cubin: str
+    sha256: str
+    plan: Mapping[str, Json] = field(repr=False)
+    resources: Mapping[str, int] = field(default_factory=dict, repr=False)
+    verified: Mapping[str, Json] = field(default_factory=lambda: {"state": NOT_RUN})
+
+    def to_json(self) -> dict[str, Json]:
+        return {
+            "id": self.id,
+            "kernel": self.kernel,
+            "axes": dict(self.axes),
+            "cubin": self.cubin,
+            "plan": dict(self.plan),
+            "resources": dict(self.resources),
+            "verified": dict(self.verified),
+        }
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The contents of a kernel wheel. ``files`` maps every file but the manifest to its sha256 and size in bytes."""
+
+    name: str
+    version: str
+    arch: str
+    toolchain: Mapping[str, str]
+    kernels: Mapping[str, KernelSignature]
+    variants: tuple[VariantRecord, ...]
+    files: Mapping[str, Mapping[str, Json]]
+    runtime_abi: int = RUNTIME_ABI
+
+    def to_json(self) -> dict[str, Json]:
+        """Return the JSON object, ``content_id`` included."""
+        body = self._body()
+        return {**body, "content_id": content_id(body)}
+
+    def _body(self) -> dict[str, Json]:
+        return {
+            "schema": SCHEMA,
+            "runtime_abi": self.runtime_abi,
+            "name": self.name,
+            "version": self.version,
+            "arch": self.arch,
+            "toolchain": dict(self.toolchain),
+            "kernels": {kernel: signature.to_json() for kernel, signature in self.kernels.items()},
+            "variants": [variant.to_json() for variant in self.variants],
+            "files": {name: dict(facts) for name, facts in self.files.items()},
+        }
+
+    @classmethod
+    def from_json(cls, value: object) -> Manifest:
+        """Return the manifest of a JSON object.
+
+        Raises: IntegrityError for another schema, a content id that does not match, a missing or malformed field, and
+        a variant whose cubin is no listed file.
+        """
+        if not isinstance(value, dict):
+            raise IntegrityError("a manifest is a JSON object")
+        _check_identity(value)
+        try:
+            return _manifest_from_json(value)
+        except (KeyError, TypeError, AttributeError) as exc:
+            raise IntegrityError(f"malformed manifest: {type(exc).__name__}: {exc}") from exc
+
+
+def content_id(body: Mapping[str, Json]) -> str:
+    """Return the sha256 of a manifest's canonical JSON without its ``content_id``."""
+    text = json.dumps({key: item for key, item in body.items() if key != "content_id"}, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _check_identity(value: Mapping[str, Json]) -> None:
+    if value.get("schema") != SCHEMA:
+        raise IntegrityError(
+            f"manifest schema {value.get('schema')!r}, this tkbuild reads {SCHEMA}; install tkbuild and kernels of one release"
+        )
+    if value.get("content_id") != content_id(value):
+        raise IntegrityError("the manifest was changed after it was written: its content_id does not match", name=value.get("name"))
+
+
+def _manifest_from_json(value: Mapping[str, Json]) -> Manifest:
+    files = value["files"]
+    variants = tuple(_variant_from_json(item, files) for item in value["variants"])
+    kernels = {kernel: KernelSignature.from_json(kernel, item) for kernel, item in value["kernels"].items()}
+    if unknown := sorted({variant.kernel for variant in variants} - set(kernels)):
+        raise IntegrityError(f"variants of kernels without a signature: {', '.join(unknown)}")
+    return Manifest(
+        name=_text(value["name"]),
+        version=_text(value["version"]),
+        arch=_text(value["arch"]),
+        toolchain=value["toolchain"],
+        kernels=kernels,
+        variants=variants,
+        files=files,
+        runtime_abi=value["runtime_abi"],
+    )
+
+
+def _variant_from_json(item: Mapping[str, Json], files: Mapping[str, Json]) -> VariantRecord:
+    cubin = _text(item["cubin"])
+    if cubin not in files or "/" in cubin or "\\" in cubin:
+        raise IntegrityError(f"{item['id']}: its cubin {cubin!r} is not among the manifest's files", variant=item["id"])
+    return VariantRecord(
+        id=_text(item["id"]),
+        kernel=_text(item["kernel"]),
+        axes=item["axes"],
+        cubin=cubin,
+        sha256=_text(files[cubin]["sha256"]),
+        plan=item["plan"],
+        resources=item["resources"],
+        verified=item["verified"],
+    )
+
+
+def _text(value: Json) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"expected text, found {value!r}")
+    return value

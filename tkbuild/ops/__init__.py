@@ -1,0 +1,44 @@
+"""The public operators, by family; a drop-in for release 2.1 of TileKernels: ``import tkbuild.ops as tile_kernels``.
+
+Importing this defines ``torch.ops.tkbuild`` from the installed kernel wheels. It touches no device, starts no process
+and writes nothing.
+"""
+
+from tkbuild.ops import config, engram, mhc, modeling, moe, quant, transpose
+from tkbuild.ops.config import (
+    get_amax_clamp_for_quant,
+    get_deterministic_algorithms,
+    get_device_num_sms,
+    get_num_sms,
+    get_pdl,
+    get_token_alignment,
+    set_amax_clamp_for_quant,
+    set_num_sms,
+    set_pdl,
+    set_token_alignment,
+    use_deterministic_algorithms,
+)
+from tkbuild.runtime.torch_ops import register_torch_ops
+
+register_torch_ops()
+
+__all__ = [
+    "config",
+    "engram",
+    "get_amax_clamp_for_quant",
+    "get_deterministic_algorithms",
+    "get_device_num_sms",
+    "get_num_sms",
+    "get_pdl",
+    "get_token_alignment",
+    "mhc",
+    "modeling",
+    "moe",
+    "quant",
+    "set_amax_clamp_for_quant",
+    "set_num_sms",
+    "set_pdl",
+    "set_token_alignment",
+    "transpose",
+    "use_deterministic_algorithms",
+]

@@ -1,0 +1,107 @@
+"""Process-wide settings of the operators. They act at launch; none of them selects another kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from tkbuild.errors import ArgumentError
+from tkbuild.runtime import get_num_sms as _num_sms_of
+from tkbuild.runtime import get_pdl, set_num_sms, set_pdl
+
+__all__ = [
+    "get_amax_clamp_for_quant",
+    "get_deterministic_algorithms",
+    "get_device_num_sms",
+    "get_num_sms",
+    "get_pdl",
+    "get_token_alignment",
+    "reset_runtime_config",
+    "set_amax_clamp_for_quant",
+    "set_num_sms",
+    "set_pdl",
+    "set_token_alignment",
+    "use_deterministic_algorithms",
+]
+
+_DEFAULT_TOKEN_ALIGNMENT = 128
+_E4M3_SUBNORMAL, _MIN_NORMAL = 2.0**-9, 2.0**-126
+_E4M3_MAX, _E2M1_MAX = 448.0, 6.0
+#: (target format, scales are e4m3) -> least abs-max of a block.
+_DEFAULT_CLAMPS = {
+    ("e4m3", False): 1e-4,
+    ("e4m3", True): _E4M3_MAX * _E4M3_SUBNORMAL,
+    ("e2m1", False): _E2M1_MAX * _MIN_NORMAL,
+    ("e2m1", True): _E2M1_MAX * _E4M3_SUBNORMAL,
+}
+
+
+@dataclass
+class _Settings:
+    token_alignment: int = _DEFAULT_TOKEN_ALIGNMENT
+    deterministic: bool = False
+    clamps: dict[tuple[str, bool], float] = field(default_factory=lambda: dict(_DEFAULT_CLAMPS))
+
+
+_settings = _Settings()
+
+
+def get_num_sms() -> int:
+    """Return the SM count that persistent kernels launch for on the current device."""
+    return _num_sms_of(torch.cuda.current_device())
+
+
+def get_device_num_sms() -> int:
+    """Return the SM count of the current device."""
+    return int(torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count)
+
+
+def set_token_alignment(token_alignment: int) -> None:
+    """Set the row alignment of each expert in the prefix layout, in rows. Raises: ArgumentError unless positive."""
+    if token_alignment <= 0:
+        raise ArgumentError(f"token_alignment is {token_alignment}, expected a positive number of rows")
+    _settings.token_alignment = token_alignment
+
+
+def get_token_alignment() -> int:
+    """Return the row alignment of each expert in the prefix layout, in rows."""
+    return _settings.token_alignment
+
+
+def use_deterministic_algorithms(enabled: bool) -> None:
+    """Ask for deterministic algorithms. Every operator shipped here is deterministic already."""
+    _settings.deterministic = bool(enabled)
+
+
+def get_deterministic_algorithms() -> bool:
+    """Return whether deterministic algorithms were asked for."""
+    return _settings.deterministic
+
+
+def set_amax_clamp_for_quant(fmt: str, use_e4m3_sf: bool, clamp_min_value: float) -> None:
+    """Set the least abs-max of a quantised block. Raises: ArgumentError for an unknown format or a value not above 0."""
+    key = _clamp_key(fmt, use_e4m3_sf)
+    if not 0 < clamp_min_value < float("inf"):
+        raise ArgumentError(f"clamp_min_value is {clamp_min_value}, expected a positive finite number")
+    _settings.clamps[key] = float(clamp_min_value)
+
+
+def get_amax_clamp_for_quant(fmt: str, use_e4m3_sf: bool) -> float:
+    """Return the least abs-max of a quantised block of ``fmt``."""
+    return _settings.clamps[_clamp_key(fmt, use_e4m3_sf)]
+
+
+def reset_runtime_config() -> None:
+    """Put every setting back to its default."""
+    global _settings
+    _settings = _Settings()
+    set_num_sms(0)
+    set_pdl(False)
+
+
+def _clamp_key(fmt: str, use_e4m3_sf: bool) -> tuple[str, bool]:
+    key = (fmt, bool(use_e4m3_sf))
+    if key not in _DEFAULT_CLAMPS:
+        raise ArgumentError(f"fmt is {fmt!r}, expected 'e4m3' or 'e2m1'", fmt=fmt)
+    return key

@@ -1,0 +1,272 @@
+"""Fill a variant's template: axis values, constants, tuning and target in, TileLang source text out.
+
+The only module that knows Jinja2. Values reach the text as Python literals and nothing else, so data can never become code;
+a name that is missing, and a value that no template uses, are errors.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2 import meta, nodes
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from tkbuild.arch import target_profile
+from tkbuild.errors import RenderError
+from tkbuild.variants import Variant
+
+_DATA = ("tuning", "target")
+# Filters that make text of what they are given: their result would stand in the source as a literal's quotes inside quotes,
+# or, marked safe, hide a missing value.
+_MAX_SOURCE_CHARS = 2_000_000
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """A file that enters the key beside the rendered text: its name beside the spec, and its bytes."""
+
+    name: str
+    content: bytes
+
+
+@dataclass(frozen=True)
+class RenderedSource:
+    """The TileLang source of one variant. ``text`` and ``sources`` are all of the spec's files that lowering can see."""
+
+    variant: str
+    template: Path
+    text: str
+    sources: tuple[SourceFile, ...] = ()
+
+
+class Renderer:
+    """Renders variants; keeps compiled templates, so one of it serves a whole build. Sees files as they were when first read."""
+
+    def __init__(self) -> None:
+        self._folder = functools.cache(_Folder)
+
+    def render(self, variant: Variant) -> RenderedSource:
+        """Return the source of ``variant``.
+
+        Raises: RenderError with ``template``, ``line`` and ``variant``: a missing or unused name, a value that is no literal,
+        a syntax error, an include from outside the spec's folder.
+        """
+        folder = self._folder(variant.spec.folder)
+        file = variant.target.template.name
+        try:
+            template = folder.template(file)
+            _refuse_unused(variant, folder.used_names(file))
+            text = template.render(_values(variant))
+        except RenderError as exc:
+            raise _located(exc.message, variant, file, exc.facts.get("line")) from exc
+        except jinja2.TemplateSyntaxError as exc:
+            raise _located(f"syntax error: {exc.message}", variant, exc.name or file, exc.lineno) from exc
+        except jinja2.TemplateNotFound as exc:
+            raise _located(f"no template {exc.name!r} in {variant.spec.folder}", variant, file, None) from exc
+        except Exception as exc:  # a template can run into any exception of the values it works on
+            raise _located(f"{type(exc).__name__}: {exc}", variant, *_place(exc, file)) from exc
+        return RenderedSource(variant.id, variant.target.template, _checked(text, variant, file), folder.sources(variant))
+
+
+def render(variant: Variant) -> RenderedSource:
+    """Return the source of one ``variant``. Raises: RenderError. To render many, keep a ``Renderer``."""
+    return Renderer().render(variant)
+
+
+def _checked(text: str, variant: Variant, file: str) -> str:
+    if len(text) > _MAX_SOURCE_CHARS:
+        raise _located(f"rendered {len(text)} characters; the limit is {_MAX_SOURCE_CHARS}", variant, file, None)
+    return text if text.endswith("\n") else text + "\n"
+
+
+def _located(message: str, variant: Variant, file: str, line: int | None) -> RenderError:
+    path = variant.spec.folder / file
+    where = f"{path}:{line}" if line else str(path)
+    text = f"{where}: {message}\n  while rendering {variant.id} of {variant.spec.path}"
+    return RenderError(text, template=str(path), line=line, variant=variant.id)
+
+
+def _place(exc: Exception, file: str) -> tuple[str, int | None]:
+    """Return the template and line that ``exc`` came from: the innermost traceback entry of a template file."""
+    found: tuple[str, int | None] = (file, None)
+    trace = exc.__traceback__
+    while trace is not None:
+        name = trace.tb_frame.f_code.co_filename
+        if name.endswith(".j2"):
+            found = (Path(name).name, trace.tb_lineno)
+        trace = trace.tb_next
+    return found
+
+
+# ---- what templates see
+
+
+def _values(variant: Variant) -> dict[str, Any]:
+    return {
+        **{name: _freeze(value) for name, value in variant.spec.constants.items()},
+        **variant.axes,
+        "tuning": _Record("tuning", {name: _freeze(value) for name, value in variant.target.tuning.items()}),
+        "target": _Record("target", asdict(target_profile(variant.arch))),
+    }
+
+
+def _freeze(value: Any) -> Any:
+    return _Record("this mapping", {key: _freeze(item) for key, item in value.items()}) if isinstance(value, dict) else value
+
+
+class _Record:
+    """Named values, by attribute or by index; nothing else is reachable through it."""
+
+    __slots__ = ("_name", "_values")
+
+    def __init__(self, name: str, values: Mapping[str, Any]) -> None:
+        self._name, self._values = name, values
+
+    def __getitem__(self, key: object) -> Any:
+        text = ("true" if key else "false") if isinstance(key, bool) else str(key)
+        if text not in self._values:
+            raise RenderError(f"{self._name} has no {text!r}; it has: {', '.join(self._values) or 'nothing'}")
+        return self._values[text]
+
+
+def _literal(value: Any) -> str:
+    """Return ``value`` as a Python literal. Raises: RenderError for what is none, and for floats that are whole numbers."""
+    if isinstance(value, jinja2.Undefined):
+        _undefined(value)
+    if isinstance(value, float):
+        return _float_literal(value)
+    if value is None or type(value) in (bool, int, str):
+        return repr(value)
+    if type(value) in (tuple, list):
+        return _sequence_literal(value)
+    raise RenderError(f"a value of type {type(value).__name__} is no literal; write one of its parts")
+
+
+def _undefined(value: jinja2.Undefined) -> NoReturn:
+    str(value)  # StrictUndefined raises, naming what is undefined
+    raise RenderError("an undefined value")
+
+
+def _float_literal(value: float) -> str:
+    if value != value or value.is_integer():
+        raise RenderError(
+            f"{value} is a float where an integer seems to be meant: use // in the template, or write the constant there"
+        )
+    return repr(value)
+
+
+def _sequence_literal(value: tuple[Any, ...] | list[Any]) -> str:
+    inner = ", ".join(map(_literal, value))
+    if isinstance(value, list):
+        return f"[{inner}]"
+    return f"({inner},)" if len(value) == 1 else f"({inner})"
+
+
+# ---- the environment
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """A sandbox whose records have no attributes but their values."""
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """Return a record's value, or what the sandbox allows of anything else."""
+        return obj[attribute] if isinstance(obj, _Record) else super().getattr(obj, attribute)
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        """Return a record's value, or what the sandbox allows of anything else."""
+        return obj[argument] if isinstance(obj, _Record) else super().getitem(obj, argument)
+
+
+class _Folder:
+    """The templates of one folder, compiled when first needed."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._used = functools.cache(self._names_in)
+        self._source = functools.cache(_read)
+        self._environment = _Environment(
+            loader=jinja2.FunctionLoader(self._load),
+            undefined=jinja2.StrictUndefined,
+            finalize=_literal,
+            keep_trailing_newline=True,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            auto_reload=False,
+            cache_size=-1,
+        )
+
+    def template(self, name: str) -> jinja2.Template:
+        """Return the compiled template ``name``."""
+        return self._environment.get_template(name)
+
+    def used_names(self, name: str) -> frozenset[str]:
+        """Return the names that template ``name``, or one it includes, takes from outside: ``block``, ``tuning.threads``."""
+        return self._used(name)
+
+    def sources(self, variant: Variant) -> tuple[SourceFile, ...]:
+        """Return the files that ``variant``'s spec names as sources."""
+        return tuple(SourceFile(path.name, self._source(path)) for path in variant.spec.sources)
+
+    def _load(self, name: str) -> tuple[str, str, Callable[[], bool]] | None:
+        path = self._path / name
+        if Path(name).name != name or not path.is_file() or path.resolve().parent != self._path.resolve():
+            return None
+        return _decoded(self._source(path), path), str(path), lambda: True
+
+    def _names_in(self, name: str) -> frozenset[str]:
+        loaded = self._load(name)
+        if loaded is None:
+            raise jinja2.TemplateNotFound(name)
+        tree = self._environment.parse(loaded[0], name, loaded[1])
+        used = set(meta.find_undeclared_variables(tree)) | set(_attributes(tree))
+        for other in meta.find_referenced_templates(tree):
+            if other is None:
+                raise RenderError("the name of an included template must be a constant", line=1)
+            used |= self._used(other)
+        return frozenset(used)
+
+
+def _attributes(tree: nodes.Template) -> Iterator[str]:
+    """Yield ``tuning.NAME`` for each attribute or constant index of a data record, ``tuning.*`` for any other use."""
+    counted = 0
+    for node in tree.find_all((nodes.Getattr, nodes.Getitem)):
+        if isinstance(node.node, nodes.Name) and node.node.name in _DATA:
+            counted += 1
+            yield f"{node.node.name}.{_key(node)}"
+    uses = sum(node.name in _DATA and node.ctx == "load" for node in tree.find_all(nodes.Name))
+    if uses > counted:
+        yield "tuning.*"
+
+
+def _key(node: nodes.Getattr | nodes.Getitem) -> str:
+    if isinstance(node, nodes.Getattr):
+        return node.attr
+    return str(node.arg.value) if isinstance(node.arg, nodes.Const) else "*"
+
+
+def _refuse_unused(variant: Variant, used: frozenset[str]) -> None:
+    """Refuse axes, constants and tuning values that the template never refers to: they are misspelt or stale."""
+    axes = [f"axis {name!r}" for name in variant.axes if name not in used]
+    constants = [f"constant {name!r}" for name in variant.spec.constants if name not in used]
+    tuning = [] if "tuning.*" in used else [f"tuning value {n!r}" for n in variant.target.tuning if f"tuning.{n}" not in used]
+    if axes or constants or tuning:
+        raise RenderError(f"{', '.join([*axes, *constants, *tuning])}: in the spec, but the template never uses it")
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as exc:
+        raise RenderError(f"{path} cannot be read: {exc.strerror}") from exc
+
+
+def _decoded(content: bytes, path: Path) -> str:
+    try:
+        return content.decode("utf-8").replace("\r\n", "\n")
+    except UnicodeDecodeError as exc:
+        raise RenderError(f"{path} is not UTF-8 text: {exc.reason}", line=content.count(b"\n", 0, exc.start) + 1) from exc

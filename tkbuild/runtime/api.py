@@ -1,0 +1,133 @@
+"""The public functions of ``tkbuild.runtime``."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from tkbuild.errors import ArgumentError, NoVariantError, PatternError
+from tkbuild.runtime import op
+from tkbuild.runtime.launcher import LaunchFunction, native
+from tkbuild.runtime.registry import InstalledVariant, registry
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """What ``require`` found: the ids of the installed variants that answer each pattern."""
+
+    found: dict[str, tuple[str, ...]]
+
+
+def kernels() -> dict[str, tuple[str, ...]]:
+    """Return the ids of the installed variants of every kernel, by kernel name.
+
+    Reads manifests only; touches no device. Raises: IntegrityError, PackageError for a damaged or foreign provider.
+    """
+    return {kernel: tuple(variant.id for variant in variants) for kernel, variants in sorted(registry().variants.items())}
+
+
+def load(variant_id: str) -> LaunchFunction:
+    """Return the launch function of one variant; it takes the arguments of the variant's launch plan in order.
+
+    Raises: NoVariantError for an id that is not installed, IntegrityError for a damaged cubin.
+    """
+    for variant in registry().all_variants():
+        if variant.id == variant_id:
+            return op.load(variant)
+    raise NoVariantError(f"{variant_id}: not installed; `python -m tkbuild.runtime list` shows what is", variant=variant_id)
+
+
+def preload(patterns: str | Iterable[str] = "*", device: int | torch.device | None = None) -> tuple[str, ...]:
+    """Load the variants that match and run on ``device`` (default: the current one); returns their ids.
+
+    Afterwards their launches load nothing, which CUDA-graph capture needs. Raises: PatternError for a pattern that
+    matches nothing installed, NoVariantError if nothing that matches runs on the device, LaunchError.
+    """
+    index = torch.device("cuda", device).index if isinstance(device, int) else (device or torch.device("cuda")).index
+    index = torch.cuda.current_device() if index is None else index
+    capability = native().compute_capability(index)
+    matching = _match(patterns)
+    fitting = [variant for variant in matching if variant.arch.runs_on(capability)]
+    if not fitting:
+        have = ", ".join(sorted({str(variant.arch) for variant in matching}))
+        raise NoVariantError(
+            f"nothing that matches {patterns!r} runs on cuda:{index} (compute capability {capability[0]}.{capability[1]}); have {have}",
+            patterns=patterns,
+            capability=capability,
+        )
+    for variant in fitting:
+        native().preload(op.load(variant), index)
+    return tuple(variant.id for variant in fitting)
+
+
+def require(patterns: str | Iterable[str], arch: str | None = None) -> Coverage:
+    """Check that every pattern is answered by an installed variant, of ``arch`` if given: for image builds.
+
+    A pattern is a glob over kernel names and variant ids. Reads files only, and checks the bytes of every cubin that
+    matches. Raises: NoVariantError naming each pattern that nothing answers, IntegrityError.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    missing = []
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        matching = [v for v in registry().all_variants() if matches(v, pattern) and arch in (None, str(v.arch))]
+        for variant in matching:
+            variant.cubin()
+        found[pattern] = tuple(variant.id for variant in matching)
+        missing += [] if matching else [pattern]
+    if missing:
+        have = ", ".join(sorted(registry().variants)) or "none"
+        where = f" for {arch}" if arch else ""
+        raise NoVariantError(
+            f"no installed variant{where} answers: {', '.join(missing)}; installed kernels: {have}; install the kernel wheel of your "
+            "GPU, or add what is missing to the profile and build again",
+            missing=missing,
+        )
+    return Coverage(found)
+
+
+def _match(patterns: str | Iterable[str]) -> list[InstalledVariant]:
+    result: dict[str, InstalledVariant] = {}
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        matching = [variant for variant in registry().all_variants() if matches(variant, pattern)]
+        if not matching:
+            known = ", ".join(sorted(registry().variants)) or "none"
+            raise PatternError(f"{pattern!r} matches no installed variant; installed kernels: {known}", pattern=pattern)
+        result |= {variant.id: variant for variant in matching}
+    return list(result.values())
+
+
+def matches(variant: InstalledVariant, pattern: str) -> bool:
+    """Whether a pattern such as ``quant.*``, ``*@sm_90a`` or an id selects ``variant``."""
+    glob, _, arch = pattern.partition("@")
+    if arch and not fnmatch.fnmatchcase(str(variant.arch), arch):
+        return False
+    short = variant.id.removesuffix(f"-{variant.arch}")
+    return any(fnmatch.fnmatchcase(text, glob or "*") for text in (variant.kernel, variant.id, short))
+
+
+def set_num_sms(num_sms: int) -> None:
+    """Limit the SMs that persistent kernels launch for, process-wide; 0 lifts the limit.
+
+    Raises: ArgumentError for a negative number, and at launch for more SMs than the device has.
+    """
+    if isinstance(num_sms, bool) or not isinstance(num_sms, int) or num_sms < 0:
+        raise ArgumentError(f"num_sms is {num_sms!r}, expected a whole number from 0 (no limit) to the device's SM count")
+    native().set_num_sms(num_sms)
+
+
+def get_num_sms(device: int = 0) -> int:
+    """Return the SM count that persistent kernels launch for on ``device``."""
+    return native().num_sms(device)
+
+
+def set_pdl(enabled: bool) -> None:
+    """Launch kernels as programmatic dependents of their predecessors, where they can be; off by default."""
+    native().set_pdl(bool(enabled))
+
+
+def get_pdl() -> bool:
+    """Return whether programmatic dependent launch is on."""
+    return native().pdl()

@@ -1,0 +1,306 @@
+"""The way of a call: tensors and values in, the variant chosen and its outputs allocated, one launch.
+
+What depends on dtypes, shapes and values only is worked out once and kept; the launcher checks strides, alignment and
+devices on every call.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tkbuild.errors import ArgumentError, NoVariantError
+from tkbuild.expr import Expr
+from tkbuild.launchplan import strides
+from tkbuild.runtime.launcher import LaunchFunction, native
+from tkbuild.runtime.registry import InstalledVariant, registry
+from tkbuild.runtime.select import Request, select_or_raise
+from tkbuild.signature import ArgSpec, KernelSignature
+
+#: Call plans kept per kernel; a serving process meets far fewer shapes, and one that does not starts over.
+_MAX_CALL_PLANS = 8192
+
+_PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
+
+Tensors = Sequence["torch.Tensor | None"]
+Result = Any
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """One output: ``storage_elems`` elements of which a view of ``size`` and ``stride`` is handed out."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    storage_elems: int | None
+
+    def allocate(self, device: torch.device) -> torch.Tensor:
+        if self.storage_elems is None:
+            return torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=device)
+        storage = torch.empty((self.storage_elems,), dtype=self.dtype, device=device)
+        return storage.as_strided(self.size, self.stride)
+
+
+@dataclass(frozen=True)
+class CallPlan:
+    """All that a call needs and its key decides."""
+
+    launch: LaunchFunction
+    device: torch.device
+    allocations: tuple[Allocation, ...]
+    options: tuple[bool | int, ...]
+
+
+class KernelOp:
+    """One kernel as a callable.
+
+    A call gives the ``in`` and ``inout`` tensors in the spec's order; ``static`` the values of the axes it must name,
+    then of the options; ``scalars`` the kernel's scalars. It returns the ``out`` tensors: one, or a tuple.
+    """
+
+    def __init__(self, kernel: str) -> None:
+        self.kernel = kernel
+        #: The op in ``torch.ops`` and its keyword names, set when it is registered; traced calls go through it.
+        self.dispatched: Callable[..., Result] | None = None
+        self.keywords: tuple[str, ...] = ()
+        self._plans: dict[Any, CallPlan] = {}
+
+    @functools.cached_property
+    def signature(self) -> KernelSignature:
+        """The kernel's signature. Raises: NoVariantError when no installed kernel wheel has the kernel."""
+        found = registry().signatures.get(self.kernel)
+        if found is None:
+            raise NoVariantError(_not_installed(self.kernel), kernel=self.kernel, available=sorted(registry().signatures))
+        _check_order(found)
+        return found
+
+    def __call__(
+        self,
+        tensors: tuple[torch.Tensor | None, ...],
+        static: tuple[Any, ...] = (),
+        scalars: tuple[Any, ...] = (),
+        outs: tuple[torch.Tensor, ...] | None = None,
+    ) -> Result:
+        """Launch on the current stream of the tensors' device; allocates the outputs unless ``outs`` gives them.
+
+        Raises: ArgumentError, NoVariantError, LaunchError, DriverNotFoundError.
+        """
+        if torch.compiler.is_compiling() or type(tensors[0]) not in _PLAIN_TENSORS:
+            return self._dispatch(tensors, static + scalars, outs)
+        plan = self._plans.get(self._key(tensors, static, scalars)) or self._plan(tensors, static, scalars)
+        if outs is None:
+            device = plan.device
+            outs = tuple([allocation.allocate(device) for allocation in plan.allocations])
+        plan.launch(*tensors, *outs, *scalars, *plan.options)
+        return outs[0] if len(outs) == 1 else outs or None
+
+    def _dispatch(self, tensors: tuple[Any, ...], values: tuple[Any, ...], outs: tuple[torch.Tensor, ...] | None) -> Result:
+        """Call the op in ``torch.ops``, which tracing, fake tensors and tensor subclasses understand."""
+        assert self.dispatched is not None, "ops are registered when tkbuild.ops is imported"
+        result = self.dispatched(*tensors, **dict(zip(self.keywords, values, strict=True)))
+        if outs is None:
+            return result
+        for out, value in zip(outs, result if isinstance(result, tuple) else (result,), strict=True):
+            out.copy_(value)
+        return outs[0] if len(outs) == 1 else outs
+
+    def _key(self, tensors: tuple[Any, ...], static: tuple[Any, ...], scalars: tuple[Any, ...]) -> Any:
+        first = tensors[0]
+        if len(tensors) == 1 and not self._needs_more:
+            return (static, first.dtype, first.shape, first.get_device())
+        facts = [None if t is None else (t.dtype, t.shape, t.stride() if self._needs_strides else None) for t in tensors]
+        return (static, scalars if self._needs_scalars else None, first.get_device(), *facts)
+
+    @functools.cached_property
+    def _needs_scalars(self) -> bool:
+        return bool(self._planned_names & {scalar.name for scalar in self.signature.scalars})
+
+    @functools.cached_property
+    def _needs_strides(self) -> bool:
+        given = [arg for arg in self.signature.args if arg.role in ("in", "inout")]
+        return bool(self._planned_names & {str(expr.node) for arg in given for expr in arg.strides or () if expr.is_name})
+
+    @functools.cached_property
+    def _needs_more(self) -> bool:
+        return self._needs_scalars or self._needs_strides
+
+    @functools.cached_property
+    def _planned_names(self) -> frozenset[str]:
+        """The names that decide the variant and the outputs."""
+        signature = self.signature
+        exprs: list[Expr] = [axis.choose.of for axis in signature.axes if axis.choose]
+        for arg in signature.args:
+            if arg.role == "out":
+                exprs += [*arg.shape, *(arg.alloc.strides if arg.alloc else strides(arg))]
+                exprs += [arg.alloc.elems] if arg.alloc else []
+        return frozenset().union(*(expr.names() for expr in exprs))
+
+    def _plan(self, tensors: Tensors, static: tuple[Any, ...], scalars: tuple[Any, ...]) -> CallPlan:
+        signature = self.signature
+        device = _device_of(signature, tensors)
+        values = bind(signature, tensors, static, scalars)
+        axes = call_axes(signature, tensors, static)
+        request = Request(
+            axes=axes,
+            chosen={axis.name: axis.choose.of.evaluate({**values, **axes}) for axis in signature.axes if axis.choose},
+            capability=native().compute_capability(device.index),
+            device=str(device),
+        )
+        variant = select_or_raise(signature, registry().variants.get(self.kernel, ()), request)
+        plan = CallPlan(
+            launch=load(variant),
+            device=device,
+            allocations=allocations(signature, {**values, **variant.axes}),
+            options=tuple(static[len(signature.given_axes) :]),
+        )
+        if len(self._plans) >= _MAX_CALL_PLANS:
+            self._plans.clear()
+        self._plans[self._key(tuple(tensors), static, scalars)] = plan
+        return plan
+
+
+@functools.cache
+def kernel_op(kernel: str) -> KernelOp:
+    """Return the process's ``KernelOp`` of ``kernel``; nothing is looked up before its first call."""
+    return KernelOp(kernel)
+
+
+_LOADED: dict[str, LaunchFunction] = {}
+
+
+def load(variant: InstalledVariant) -> LaunchFunction:
+    """Return the launch function of ``variant``, reading and checking its cubin at the first call."""
+    key = f"{variant.root}/{variant.id}"
+    found = _LOADED.get(key)
+    if found is None:
+        found = _LOADED.setdefault(key, native().load(variant.record.plan, variant.cubin()))
+    return found
+
+
+def bind(signature: KernelSignature, tensors: Tensors, static: Sequence[Any], scalars: Sequence[Any]) -> dict[str, Any]:
+    """Return the values of dims, strides, scalars and options of a call.
+
+    Raises: ArgumentError for a wrong number of values, a wrong rank, and a shape that contradicts another. Strides and
+    alignment are left to the launcher.
+    """
+    given = [arg for arg in signature.args if arg.role in ("in", "inout", "workspace")]
+    names = [*(axis.name for axis in signature.given_axes), *(option.name for option in signature.options)]
+    for what, wanted, got in (("tensors", given, tensors), ("values", names, static), ("scalars", signature.scalars, scalars)):
+        if len(wanted) != len(got):
+            raise ArgumentError(f"{signature.kernel}: {len(got)} {what}, expected {len(wanted)}", kernel=signature.kernel)
+    values: dict[str, Any] = dict(zip(names, static, strict=True))
+    values |= {spec.name: value for spec, value in zip(signature.scalars, scalars, strict=True)}
+    bound = {dim.name for dim in signature.bound_dims}
+    for arg, tensor in zip(given, tensors, strict=True):
+        if tensor is not None:
+            _bind_tensor(signature, arg, tensor, values, bound)
+    return values
+
+
+def _bind_tensor(signature: KernelSignature, arg: ArgSpec, tensor: torch.Tensor, values: dict[str, Any], bound: set[str]) -> None:
+    if tensor.dim() != len(arg.shape):
+        raise ArgumentError(
+            f"{signature.kernel}: {arg.name} has {tensor.dim()} dimensions, expected {len(arg.shape)}: ({', '.join(map(str, arg.shape))})",
+            kernel=signature.kernel,
+            argument=arg.name,
+        )
+    for position, (expr, extent) in enumerate(zip(arg.shape, tensor.shape, strict=True)):
+        name = str(expr)
+        if expr.is_name and name in bound and name not in values:
+            values[name] = extent
+        elif expr.names() <= values.keys() and (wanted := expr.evaluate(values)) != extent:
+            raise ArgumentError(
+                f"{signature.kernel}: {arg.name}.shape[{position}] is {extent}, expected {name} = {wanted}",
+                kernel=signature.kernel,
+                argument=arg.name,
+            )
+    for expr, stride in zip(arg.strides or (), tensor.stride(), strict=False):
+        if expr.is_name and str(expr) in bound:
+            values.setdefault(str(expr), stride)
+
+
+def call_axes(signature: KernelSignature, tensors: Tensors, static: Sequence[Any]) -> dict[str, Any]:
+    """Return the values of the axes that the call names and of those that a tensor's dtype decides.
+
+    Raises: ArgumentError for a dtype that the kernel's spec does not have.
+    """
+    axes: dict[str, Any] = {axis.name: value for axis, value in zip(signature.given_axes, static, strict=False)}
+    given = {arg.name: tensor for arg, tensor in zip(_given_args(signature), tensors, strict=True)}
+    for name, position in signature.inferred_axes.items():
+        arg = signature.args[position]
+        tensor = given[arg.name]
+        assert tensor is not None
+        axes[name] = _value_for_dtype(signature, arg, dtype_name(tensor.dtype))
+    return axes
+
+
+def _value_for_dtype(signature: KernelSignature, arg: ArgSpec, dtype: str) -> str:
+    rule = arg.dtype
+    axis = next(axis for axis in signature.axes if axis.name == rule.name)
+    for value in axis.values:
+        if rule.resolve({axis.name: value}) == dtype:
+            return str(value)
+    known = ", ".join(rule.resolve({axis.name: value}) for value in axis.values)
+    raise ArgumentError(f"{signature.kernel}: {arg.name} is {dtype}, expected one of {known}", kernel=signature.kernel, argument=arg.name)
+
+
+def _given_args(signature: KernelSignature) -> list[ArgSpec]:
+    return [arg for arg in signature.args if arg.role != "out"]
+
+
+def allocations(signature: KernelSignature, values: Mapping[str, Any]) -> tuple[Allocation, ...]:
+    """Return how the outputs of a call with ``values`` (dims, scalars, options and axes) are allocated."""
+    result = []
+    for arg in signature.args:
+        if arg.role == "out":
+            size = tuple(expr.evaluate(values) for expr in arg.shape)
+            rule = arg.alloc.strides if arg.alloc else default_strides(arg)
+            stride = tuple(expr.evaluate(values) for expr in rule)
+            elems = arg.alloc.elems.evaluate(values) if arg.alloc else None
+            dtype = getattr(torch, arg.dtype.resolve(values))
+            result.append(Allocation(size, stride, dtype, elems))
+    return tuple(result)
+
+
+def default_strides(arg: ArgSpec) -> tuple[Expr, ...]:
+    """The strides of an output allocated without an ``alloc`` rule: C-contiguous."""
+    return strides(ArgSpec(arg.name, arg.role, arg.dtype, arg.shape))
+
+
+@functools.cache
+def dtype_name(dtype: torch.dtype) -> str:
+    """torch's own spelling of a dtype, without ``torch.``."""
+    return str(dtype).removeprefix("torch.")
+
+
+def _device_of(signature: KernelSignature, tensors: Tensors) -> torch.device:
+    first = next((tensor for tensor in tensors if tensor is not None), None)
+    if first is None or first.device.type != "cuda":
+        where = "no tensor" if first is None else f"a tensor on {first.device}"
+        raise ArgumentError(
+            f"{signature.kernel}: {where} was given, expected CUDA tensors; tkbuild.reference has plain torch versions for the CPU",
+            kernel=signature.kernel,
+        )
+    return first.device
+
+
+def _check_order(signature: KernelSignature) -> None:
+    roles = [arg.role == "out" for arg in signature.args]
+    if roles != sorted(roles):
+        raise NoVariantError(f"{signature.kernel}: its outputs stand before its inputs; rebuild the kernel wheel", kernel=signature.kernel)
+
+
+def _not_installed(kernel: str) -> str:
+    have = registry().providers
+    if not have:
+        return (
+            f"{kernel}: no kernel wheel is installed; pip install tkbuild-kernels-sm90a (Hopper) or tkbuild-kernels-sm100a "
+            "(Blackwell), or set TKBUILD_KERNELS to a folder written by `tkbuild package`"
+        )
+    names = ", ".join(f"{manifest.name} {manifest.version}" for _, manifest in have)
+    return f"{kernel}: not in the installed kernel wheels ({names}); add it to the profile and build again"

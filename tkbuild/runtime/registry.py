@@ -1,0 +1,140 @@
+"""Which kernels are installed: manifests of kernel wheels, and of the directories in TKBUILD_KERNELS.
+
+A kernel wheel is data. It is found through its entry point, never imported, and its files are read where they lie.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tkbuild.arch import TargetArch
+from tkbuild.errors import IntegrityError, PackageError
+from tkbuild.manifest import MANIFEST_NAME, RUNTIME_ABI, Manifest, VariantRecord
+from tkbuild.signature import KernelSignature
+
+ENTRY_POINT_GROUP = "tkbuild.kernels"
+#: Directories with a manifest.json, separated as PATH is: kernels under development, looked at before installed wheels.
+KERNELS_VARIABLE = "TKBUILD_KERNELS"
+
+
+@dataclass(frozen=True)
+class InstalledVariant:
+    """One variant as a provider offers it; ``root`` is the folder of its cubin."""
+
+    id: str
+    kernel: str
+    arch: TargetArch
+    axes: Mapping[str, Any]
+    record: VariantRecord
+    root: Path
+
+    def cubin(self) -> bytes:
+        """Return the cubin's bytes. Raises: IntegrityError when they are not what the manifest says."""
+        path = self.root / self.record.cubin
+        try:
+            found = path.read_bytes()
+        except OSError as exc:
+            raise IntegrityError(f"{path}: {exc.strerror}; reinstall the kernel wheel", path=str(path)) from exc
+        digest = hashlib.sha256(found).hexdigest()
+        if digest != self.record.sha256:
+            raise IntegrityError(
+                f"{path}: sha256 {digest}, the manifest says {self.record.sha256}; reinstall the kernel wheel",
+                path=str(path),
+            )
+        return found
+
+
+@dataclass(frozen=True)
+class Registry:
+    """Every installed kernel. ``variants`` maps a kernel's name to its variants, those of earlier providers first."""
+
+    signatures: Mapping[str, KernelSignature]
+    variants: Mapping[str, tuple[InstalledVariant, ...]]
+    providers: tuple[tuple[Path, Manifest], ...]
+
+    def all_variants(self) -> list[InstalledVariant]:
+        return [variant for variants in self.variants.values() for variant in variants]
+
+
+@functools.cache
+def registry() -> Registry:
+    """Return the registry of this process, reading the manifests at the first call.
+
+    Raises: IntegrityError, PackageError for a damaged provider or one made for another runtime.
+    """
+    return read_registry([*_development_roots(os.environ.get(KERNELS_VARIABLE, "")), *_installed_roots()])
+
+
+def _development_roots(value: str) -> list[Path]:
+    roots = []
+    for entry in filter(None, value.split(os.pathsep)):
+        root = Path(entry)
+        if not (root / MANIFEST_NAME).is_file():
+            raise PackageError(f"{KERNELS_VARIABLE}: {entry!r} has no {MANIFEST_NAME}; name folders written by `tkbuild package`", root=entry)
+        roots.append(root)
+    return roots
+
+
+def _installed_roots() -> list[Path]:
+    points = sorted(importlib.metadata.entry_points(group=ENTRY_POINT_GROUP), key=lambda point: (point.name, point.value))
+    return [root for point in points for root in _module_folders(point.value)]
+
+
+def _module_folders(module: str) -> list[Path]:
+    spec = importlib.util.find_spec(module)
+    return [Path(place) for place in (spec.submodule_search_locations or ())] if spec else []
+
+
+def read_registry(roots: Iterable[Path]) -> Registry:
+    """Return the registry of the providers in ``roots``; of equal variant ids the first provider's counts."""
+    signatures: dict[str, KernelSignature] = {}
+    variants: dict[str, list[InstalledVariant]] = {}
+    providers: list[tuple[Path, Manifest]] = []
+    seen: set[str] = set()
+    for root in roots:
+        manifest = read_manifest(root)
+        providers.append((root, manifest))
+        for kernel, signature in manifest.kernels.items():
+            _check_agreement(signatures.setdefault(kernel, signature), signature, root)
+        for record in manifest.variants:
+            if record.id not in seen:
+                seen.add(record.id)
+                arch = TargetArch.parse(manifest.arch)
+                variants.setdefault(record.kernel, []).append(
+                    InstalledVariant(record.id, record.kernel, arch, record.axes, record, root)
+                )
+    return Registry(signatures, {kernel: tuple(found) for kernel, found in variants.items()}, tuple(providers))
+
+
+def read_manifest(root: Path) -> Manifest:
+    """Return the manifest in ``root``. Raises: IntegrityError if it is damaged, PackageError for another runtime ABI."""
+    path = root / MANIFEST_NAME
+    try:
+        manifest = Manifest.from_json(json.loads(path.read_text("utf-8")))
+    except (OSError, ValueError) as exc:
+        raise IntegrityError(f"{path}: {exc}; reinstall the kernel wheel", path=str(path)) from exc
+    if manifest.runtime_abi != RUNTIME_ABI:
+        newer = "tkbuild" if manifest.runtime_abi > RUNTIME_ABI else manifest.name
+        raise PackageError(
+            f"{manifest.name} {manifest.version} is built for runtime ABI {manifest.runtime_abi}, this tkbuild has "
+            f"{RUNTIME_ABI}; pip install --upgrade {newer}",
+            manifest=str(path),
+        )
+    return manifest
+
+
+def _check_agreement(first: KernelSignature, other: KernelSignature, root: Path) -> None:
+    if first != other:
+        raise PackageError(
+            f"{root}: {other.kernel} has another signature than in an earlier provider; install kernel wheels of one release",
+            kernel=other.kernel,
+        )

@@ -1,0 +1,117 @@
+"""``torch.ops.tkbuild``: schema, CUDA implementation and fake implementation of every installed kernel, from its signature."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tkbuild.errors import ArgumentError
+from tkbuild.runtime.op import allocations, bind, call_axes, kernel_op
+from tkbuild.runtime.registry import registry
+from tkbuild.signature import AxisSpec, KernelSignature, OptionSpec, ScalarSpec
+
+NAMESPACE = "tkbuild"
+_AXIS_TYPES = {"int": "SymInt", "str": "str", "bool": "bool", "dtype": "ScalarType"}
+
+Implementation = Callable[..., Any]
+
+
+def schema(signature: KernelSignature) -> str:
+    """Return the torch schema of a kernel: tensors first, then by keyword the axes it must name, options, scalars.
+
+    ``inout`` tensors are marked as mutated; the ``out`` tensors are returned.
+    """
+    tensors = []
+    for index, arg in enumerate(arg for arg in signature.args if arg.role != "out"):
+        mark = f"({chr(ord('a') + index)}!)" if arg.role != "in" else ""
+        tensors.append(f"Tensor{mark}{'?' if arg.optional else ''} {arg.name}")
+    keywords = [_axis_text(axis) for axis in signature.given_axes]
+    keywords += [_scalar_text(spec) for spec in (*signature.options, *signature.scalars)]
+    parameters = ", ".join([*tensors, *(["*", *keywords] if keywords else [])])
+    outs = sum(arg.role == "out" for arg in signature.args)
+    result = "Tensor" if outs == 1 else "(" + ", ".join(["Tensor"] * outs) + ")"
+    return f"{signature.op}({parameters}) -> {result}"
+
+
+def _axis_text(axis: AxisSpec) -> str:
+    return f"{_AXIS_TYPES[axis.type]} {axis.name}".replace("SymInt", "int")
+
+
+def _scalar_text(spec: ScalarSpec | OptionSpec) -> str:
+    kind = {"bool": "bool", "float32": "float", "float64": "float"}.get(spec.dtype, "int")
+    return f"{kind} {spec.name}" + ("" if spec.default is None else f"={spec.default}")
+
+
+@functools.cache
+def register_torch_ops() -> tuple[str, ...]:
+    """Define the op of every installed kernel, once; returns their names.
+
+    The library object is kept for the life of the process, as torch wants it.
+    """
+    library = torch.library.Library(NAMESPACE, "FRAGMENT")
+    _KEPT.append(library)
+    names = []
+    for signature in registry().signatures.values():
+        library.define(schema(signature))
+        library.impl(signature.op, _cuda_implementation(signature), "CUDA")
+        library.impl(signature.op, _cpu_implementation(signature), "CPU")
+        torch.library.register_fake(f"{NAMESPACE}::{signature.op}", _fake_implementation(signature), lib=library)
+        op = kernel_op(signature.kernel)
+        op.keywords = tuple(spec.name for spec in (*signature.given_axes, *signature.options, *signature.scalars))
+        op.dispatched = getattr(torch.ops.tkbuild, signature.op).default
+        names.append(signature.op)
+    return tuple(names)
+
+
+_KEPT: list[torch.library.Library] = []
+
+
+def _split(signature: KernelSignature, args: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]:
+    """Return (tensors, static values, scalars) of a call by schema, with defaults filled in."""
+    given = [arg.name for arg in signature.args if arg.role != "out"]
+    tensors = args + tuple(keywords[name] for name in given[len(args) :])
+    axes = tuple(_axis_value(keywords[axis.name]) for axis in signature.given_axes)
+    options = tuple(keywords.get(spec.name, spec.default) for spec in signature.options)
+    scalars = tuple(keywords.get(spec.name, spec.default) for spec in signature.scalars)
+    return tensors, axes + options, scalars
+
+
+def _axis_value(value: Any) -> Any:
+    return str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value
+
+
+def _cuda_implementation(signature: KernelSignature) -> Implementation:
+    op = kernel_op(signature.kernel)
+
+    def implementation(*args: Any, **keywords: Any) -> Any:
+        return op(*_split(signature, args, keywords))
+
+    return implementation
+
+
+def _cpu_implementation(signature: KernelSignature) -> Implementation:
+    def implementation(*_args: Any, **_keywords: Any) -> Any:
+        raise ArgumentError(
+            f"torch.ops.{NAMESPACE}.{signature.op}: the tensors are on the CPU, expected CUDA tensors; "
+            "tkbuild.reference has plain torch versions",
+            kernel=signature.kernel,
+        )
+
+    return implementation
+
+
+def _fake_implementation(signature: KernelSignature) -> Implementation:
+    """Shapes, dtypes and strides of the outputs, without a device; sizes may be symbolic."""
+
+    def implementation(*args: Any, **keywords: Any) -> Any:
+        tensors, static, scalars = _split(signature, args, keywords)
+        values = bind(signature, tensors, static, scalars)
+        axes = call_axes(signature, tensors, static)
+        device = next(tensor.device for tensor in tensors if tensor is not None)
+        outs = tuple(allocation.allocate(device) for allocation in allocations(signature, {**values, **axes}))
+        return outs[0] if len(outs) == 1 else outs or None
+
+    return implementation

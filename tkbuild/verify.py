@@ -1,0 +1,188 @@
+"""Run installed variants on a GPU against their references, on fresh random data.
+
+Outputs are poisoned first, and the storage around and between their rows must come back untouched. The GPU side needs
+torch, apache-tvm-ffi and the wheels only.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from tkbuild.cases import Call, GuardedTensor, complete_values, make_call, reference_function
+from tkbuild.checks import Case, CaseValue, KernelChecks, Tolerance
+from tkbuild.errors import IntegrityError, VerifyError
+from tkbuild.manifest import CHECKS_NAME, VERIFIED
+from tkbuild.runtime.launcher import native
+from tkbuild.runtime.op import load
+from tkbuild.runtime.registry import InstalledVariant, registry
+
+_LISTED_MISMATCHES = 3
+
+
+@dataclass(frozen=True)
+class CaseFailure:
+    """One call whose result was wrong: its values and what differed."""
+
+    values: Mapping[str, CaseValue]
+    text: str
+
+
+@dataclass(frozen=True)
+class VariantReport:
+    """What verifying one variant showed. ``cubin`` is the sha256 of the code that ran."""
+
+    variant: str
+    cubin: str
+    device: str
+    driver: str
+    seed: int
+    cases: int
+    largest_elems: int
+    failures: tuple[CaseFailure, ...] = field(default=())
+
+    def to_json(self) -> dict[str, Any]:
+        state = VERIFIED if not self.failures and self.cases else "failed"
+        return {**asdict(self), "state": state, "failures": [{"values": dict(f.values), "text": f.text} for f in self.failures]}
+
+
+def read_checks() -> dict[str, KernelChecks]:
+    """Return the checks of every installed kernel. Raises: IntegrityError for a damaged or missing file."""
+    found: dict[str, KernelChecks] = {}
+    for root, manifest in registry().providers:
+        path = root / CHECKS_NAME
+        try:
+            content = json.loads(path.read_text("utf-8"))["kernels"]
+        except (OSError, ValueError, KeyError) as exc:
+            raise IntegrityError(f"{path}: {exc}; reinstall {manifest.name}", path=str(path)) from exc
+        for kernel, value in content.items():
+            found.setdefault(kernel, KernelChecks.from_json(value))
+    return found
+
+
+def verify(
+    variants: Sequence[InstalledVariant],
+    *,
+    device: torch.device,
+    large: bool = False,
+    seed: int | None = None,
+    on_report: Callable[[VariantReport], None] = lambda report: None,
+) -> list[VariantReport]:
+    """Verify ``variants`` on ``device`` and return a report each.
+
+    large: also the cases that need tens of gigabytes.  seed: drawn freshly if not given; it is in the report.
+    Raises: VerifyError for a variant without cases or reference. A wrong result is a failure in the report.
+    """
+    seed = secrets.randbits(31) if seed is None else seed
+    checks = read_checks()
+    reports = []
+    for variant in variants:
+        report = _verify_variant(variant, checks[variant.kernel], device, large, seed)
+        on_report(report)
+        reports.append(report)
+    return reports
+
+
+def _verify_variant(variant: InstalledVariant, checks: KernelChecks, device: torch.device, large: bool, seed: int) -> VariantReport:
+    if checks.verify is None or checks.reference is None:
+        raise VerifyError(f"{variant.kernel}: its spec has no reference or no verify cases; add both", kernel=variant.kernel)
+    generator = torch.Generator(device).manual_seed(seed)
+    failures: list[CaseFailure] = []
+    count = largest = 0
+    for case, values in applicable_calls(variant, checks.verify.cases, large):
+        fills = {**checks.verify.inputs, **(case.inputs or {})}
+        call = make_call(registry().signatures[variant.kernel], values, fills, generator)
+        largest = max([largest, *(tensor.view.numel() for tensor in (*call.inputs, *call.outputs))])
+        text = _run(variant, call, checks.reference, checks.verify.tolerance)
+        failures += [CaseFailure({name: value for name, value in values.items() if name not in variant.axes}, text)] if text else []
+        count += 1
+        del call
+    return VariantReport(
+        variant=variant.id,
+        cubin=variant.record.sha256,
+        device=torch.cuda.get_device_name(device),
+        driver=".".join(map(str, native().driver_version())),
+        seed=seed,
+        cases=count,
+        largest_elems=largest,
+        failures=tuple(failures),
+    )
+
+
+def applicable_calls(variant: InstalledVariant, cases: Sequence[Case], large: bool) -> Iterator[tuple[Case, dict[str, CaseValue]]]:
+    """Yield the cases' calls that select this variant, with every value filled in."""
+    signature = registry().signatures[variant.kernel]
+    siblings = [other for other in registry().variants[variant.kernel] if other.arch == variant.arch]
+    for case in cases:
+        if case.large and not large:
+            continue
+        for given in case.calls(variant.axes):
+            values = complete_values(signature, given, variant.axes)
+            if all(
+                axis.choose.pick(tuple(sorted({int(other.axes[axis.name]) for other in siblings})), axis.choose.of.evaluate(values))
+                == variant.axes[axis.name]
+                for axis in signature.axes
+                if axis.choose
+            ):
+                yield case, values
+
+
+def _run(variant: InstalledVariant, call: Call, reference: str, tolerance: Mapping[str, Tolerance]) -> str:
+    """Launch, compare; returns what was wrong, or nothing."""
+    before = [tensor.view.clone() for tensor in call.inputs]
+    tensors = [tensor.view for tensor in (*call.inputs, *call.outputs)]
+    load(variant)(*tensors, *call.scalars, *call.option_values)
+    torch.cuda.synchronize(tensors[0].device)
+    expected = reference_function(reference)(*before, **call.keywords())
+    expected = expected if isinstance(expected, tuple) else (expected,)
+    args = call.signature.args
+    problems = [
+        f"{arg.name} was changed, it is an input"
+        for arg, tensor, old in zip(args, call.inputs, before, strict=False)
+        if arg.role == "in" and not _same_bytes(tensor.view, old)
+    ]
+    results = [(arg.name, t) for arg, t in zip(args, (*call.inputs, *call.outputs), strict=True) if arg.role in ("out", "inout")]
+    if len(results) != len(expected):
+        raise VerifyError(f"{reference} returned {len(expected)} tensors, expected {len(results)}", reference=reference)
+    for (name, tensor), wanted in zip(results, expected, strict=True):
+        problems += _compare(name, tensor, wanted, tolerance.get(name, Tolerance()))
+    return "; ".join(problems)
+
+
+def _compare(name: str, tensor: GuardedTensor, wanted: torch.Tensor, tolerance: Tolerance) -> list[str]:
+    got = tensor.view
+    if got.shape != wanted.shape or got.dtype != wanted.dtype:
+        return [f"{name}: the reference has {tuple(wanted.shape)} {wanted.dtype}, the kernel {tuple(got.shape)} {got.dtype}"]
+    problems = []
+    if stray := tensor.stray_writes():
+        problems.append(f"{name}: {stray} bytes outside the tensor were written")
+    wrong = _wrong(got, wanted, tolerance)
+    if count := int(wrong.sum()):
+        places = [tuple(place) for place in wrong.nonzero()[:_LISTED_MISMATCHES].tolist()]
+        shown = ", ".join(f"{place}: {got[place].item()!r} for {wanted[place].item()!r}" for place in places)
+        problems.append(f"{name}: {count} of {got.numel()} elements differ from the reference, at {shown}")
+    return problems
+
+
+def _wrong(got: torch.Tensor, wanted: torch.Tensor, tolerance: Tolerance) -> torch.Tensor:
+    if tolerance.exact:
+        return _as_integers(got) != _as_integers(wanted)
+    a, b = got.double(), wanted.double()
+    close = (a - b).abs() <= tolerance.atol + tolerance.rtol * b.abs()
+    return ~(close | (a == b) | (a.isnan() & b.isnan()))
+
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _as_integers(x: torch.Tensor) -> torch.Tensor:
+    return x.contiguous().view(_INTEGERS[x.element_size()])
+
+
+def _same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.equal(_as_integers(a), _as_integers(b))
