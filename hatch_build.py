@@ -25,14 +25,12 @@ FLAGS = (
     "-fPIC",
     "-fno-exceptions",
     "-fno-rtti",
-    "-fno-stack-check",
     "-fno-sanitize=all",
     "-fvisibility=hidden",
     "-nostdlib++",
     "-Wall",
     "-Wextra",
     "-Werror",
-    "-DNDEBUG",
     "-shared",
     "-Wl,--build-id=none",
     "-Wl,-soname," + LIBRARY_NAME,
@@ -92,36 +90,39 @@ def compile_launcher(root: Path, arch: str, output: Path) -> None:
         if done.returncode != 0:
             raise RuntimeError(f"compiling the launcher for {arch} failed:\n{' '.join(command)}\n{done.stderr}")
         built.chmod(0o755)
-        os.replace(built, output)
+        built.replace(output)
 
 
-def ensure_launcher(root: Path, arch: str) -> Path:
-    """Return the library in the source tree, compiled again only if what goes into it has changed."""
-    output = root / LAUNCHER_DIR / LIBRARY_NAME
-    stamp = output.with_suffix(".so.sha256")
+def ensure_launcher(root: Path, arch: str, output: Path) -> Path:
+    """Return ``output``, the library for ``arch``, compiled again only if what goes into it has changed."""
+    stamp = output.with_suffix(".stamp")
     digest = sources_digest(root, arch)
-    if output.is_file() and stamp.is_file() and stamp.read_text().strip() == digest:
+    if output.is_file() and stamp.is_file() and stamp.read_text() == digest:
         return output
+    output.parent.mkdir(parents=True, exist_ok=True)
     compile_launcher(root, arch, output)
-    stamp.write_text(digest + "\n")
+    stamp.write_text(digest)
     return output
 
 
 class LauncherBuildHook(BuildHookInterface[Any]):
-    """Compiles the launcher in place before a wheel or an editable install, and sets the wheel's tag."""
+    """Compiles the launcher before a wheel or an editable install, and sets the wheel's tag.
+
+    An editable install finds the library in the source tree. Wheels take theirs from ``build/``, so that one for another
+    arch leaves an editable install as it is.
+    """
 
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Build for ``TKBUILD_LAUNCHER_ARCH``, by default the arch of this machine."""
+        root = Path(self.root)
         arch = os.environ.get("TKBUILD_LAUNCHER_ARCH") or host_arch()
-        library = ensure_launcher(Path(self.root), arch)
+        in_tree = LAUNCHER_DIR / LIBRARY_NAME
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-manylinux_{GLIBC.replace('.', '_')}_{arch}"
-        build_data["artifacts"].append(str(library.relative_to(self.root)))
-
-    def clean(self, versions: list[str]) -> None:
-        """Remove the compiled library."""
-        library = Path(self.root) / LAUNCHER_DIR / LIBRARY_NAME
-        library.unlink(missing_ok=True)
-        library.with_suffix(".so.sha256").unlink(missing_ok=True)
+        if version == "editable":
+            ensure_launcher(root, arch, root / in_tree)
+            return
+        library = ensure_launcher(root, arch, root / "build" / "launcher" / arch / LIBRARY_NAME)
+        build_data["force_include"][str(library)] = in_tree.as_posix()

@@ -60,7 +60,9 @@ def test_any_text_is_an_expression_or_refused(text: str) -> None:
     assert Expr.parse(str(expr)) == expr
 
 
-@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=8) | st.sampled_from(BINARY), st.lists, max_leaves=8))
+@given(
+    st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=8) | st.sampled_from(BINARY), st.lists, max_leaves=8)
+)
 def test_any_json_is_an_expression_or_refused(value: Any) -> None:
     try:
         expr = Expr.from_json(value)
@@ -75,7 +77,8 @@ def test_any_json_is_an_expression_or_refused(value: Any) -> None:
         ("ceildiv(H, 128)", 5), ("-7 // 2", -4), ("-7 % 4", 1), ("align(H, 128)", 640), ("gcd(H, 256)", 64),
         ("min(H, T, 3)", 3), ("max(T, 0) + 1", 8), ("1 if T else 2", 1), ("T < H < 1000", 1), ("not T or H", 1), ("T and 0", 0),
         ("fmt == 'ue8m0'", 1), ("fmt != \"f32\"", 1), ("flag", 1), ("flag == True", 1), ("H % 64 == 0 and T != 0", 1),
-        ("0 if T == 7 else 1 // 0", 0), ("T == 7 or 1 // 0", 1), ("bytes(x) * 2", 80), ("0x10", 16), (12, 12), ("ceildiv(-5, 2)", -2),
+        ("0 if T == 7 else 1 // 0", 0), ("T == 7 or 1 // 0", 1), ("bytes(x) * 2", 80), ("0x10", 16), (12, 12),
+        ("ceildiv(-5, 2)", -2),
     ],
 )  # fmt: skip
 def test_values(text: str | int, value: int) -> None:
@@ -89,12 +92,15 @@ def test_values(text: str | int, value: int) -> None:
         ("H / 2", "division is //"), ("H ** 2", "Pow"), ("H.x", "no attributes"), ("H[0]", "nothing can be indexed"),
         ("f(H)", "the functions are"), ("min", "must be called"), ("min(H)", "two arguments or more"),
         ("ceildiv(1, 2, 3)", "takes two arguments"), ("1.5", "float literals"), ("None", "NoneType"), ("H in (1, 2)", "In is not"),
-        ("'a' + 'b'", "only be compared"), ("'a' < H", "only be compared"), ("not 'a'", "only be compared"), ("H # tail", "ASCII text"),
-        ("", "no expression"), ("H +", "no expression"), ("lambda: 0", "Lambda"), ("(x := 1)", "NamedExpr"), ("f'{H}'", "JoinedStr"),
+        ("'a' + 'b'", "only be compared"), ("'a' < H", "only be compared"), ("not 'a'", "only be compared"),
+        ("H # tail", "ASCII text"),
+        ("", "no expression"), ("H +", "no expression"), ("lambda: 0", "Lambda"), ("(x := 1)", "NamedExpr"),
+        ("f'{H}'", "JoinedStr"),
         ("__import__('os')", "the functions are"), ("min(*a, 1)", "Starred"), ("min(a, b=1)", "without keywords"),
         ("9223372036854775808", "64 bits"), ("9" * 30, "64 bits"), ("-9223372036854775809", "64 bits"), ("010", "no expression"),
         ("1if T else 2", "no expression"), ("\uff28", "ASCII"), ("(" * 500, "no expression"), ("-" * 1500 + "H", "deep"),
-        ("+".join(["H"] * 400), "deep"), (" and ".join(["H"] * 300), "deep"), ("H" * 3000 + "+1", "at most"), ("bytes(1)", "one tensor"),
+        ("+".join(["H"] * 400), "deep"), (" and ".join(["H"] * 300), "deep"), ("H" * 3000 + "+1", "at most"),
+        ("bytes(1)", "one tensor"),
         ("~H", "Invert"), ("H is 1", "no"), ("'a b' == H", "letters, digits"),
     ],
 )  # fmt: skip
@@ -104,7 +110,9 @@ def test_what_is_outside_the_language_is_refused_with_the_reason(text: str, tell
     assert telling in str(caught.value)
 
 
-@pytest.mark.parametrize("value", [True, 1.0, None, ["+", 1], ["**", 1, 2], [], ["str"], ["+", ["str", "a"], 1], "min", "a b", 2**63])
+@pytest.mark.parametrize(
+    "value", [True, 1.0, None, ["+", 1], ["**", 1, 2], [], ["str"], ["+", ["str", "a"], 1], "min", "a b", 2**63]
+)
 def test_wrong_json_is_refused(value: object) -> None:
     with pytest.raises(ArgumentError):
         Expr.from_json(value)
@@ -129,7 +137,8 @@ def test_truth_values_are_no_expressions() -> None:
     [
         ("big + 1", "64 bits"), ("big * 2 - big", "64 bits"), ("small // -1", "64 bits"), ("align(big, 4)", "64 bits"),
         ("1 // zero", "division by zero"), ("1 % zero", "division by zero"), ("ceildiv(1, zero)", "division by zero"),
-        ("missing", "no value for 'missing'; there are: big"), ("text + 1", "not both numbers"), ("text and 1", "neither true nor false"),
+        ("missing", "no value for 'missing'; there are: big"), ("text + 1", "not both numbers"),
+        ("text and 1", "neither true nor false"),
     ],
 )  # fmt: skip
 def test_values_that_do_not_exist_are_errors(text: str, telling: str) -> None:

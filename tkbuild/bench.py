@@ -224,7 +224,7 @@ def _per_token_cast(api: Any, tensors: list[torch.Tensor], values: Mapping[str, 
 
 def _cast_back(api: Any, tensors: list[torch.Tensor], values: Mapping[str, Any]) -> Thunk:
     fmt = {"bfloat16": "bf16", "float32": "fp32"}[values["out_dtype"]]
-    return functools.partial(api.quant.cast_back, (tensors[0], tensors[1]), fmt, (values["block_m"], values["block_k"]))
+    return functools.partial(api.quant.cast_back, (tensors[0], tensors[1]), fmt, (values["bm"], values["bk"]))
 
 
 def _sinkhorn(api: Any, tensors: list[torch.Tensor], values: Mapping[str, Any]) -> Thunk:

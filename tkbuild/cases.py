@@ -19,6 +19,7 @@ from tkbuild.signature import ArgSpec, AxisValue, KernelSignature
 GUARD_BYTES = 512
 #: No float format reads this byte repeated as a number near those that kernels produce.
 POISON_BYTE = 0xAB
+_CHUNK_BYTES = 2**30
 _INTEGER_FILL, _FLOAT_FILL = "randint(0, 8)", "normal"
 
 
@@ -38,14 +39,11 @@ class GuardedTensor:
         return cls(middle.as_strided(tuple(size), tuple(stride), middle.storage_offset()), storage)
 
     def stray_writes(self) -> int:
-        """Return how many bytes outside the tensor's elements differ from the poison."""
-        outside = self.storage != POISON_BYTE
-        covered = torch.zeros_like(self.storage)
-        as_bytes = covered[GUARD_BYTES : covered.numel() - GUARD_BYTES].view(self.view.dtype)
-        ones = torch.full((self.view.element_size(),), 1, dtype=torch.uint8, device=covered.device).view(self.view.dtype)
+        """Return how many bytes outside the tensor's elements differ from the poison; overwrites the tensor."""
+        poison = torch.full((self.view.element_size(),), POISON_BYTE, dtype=torch.uint8, device=self.storage.device)
         if self.view.numel():
-            as_bytes.as_strided(self.view.shape, self.view.stride(), as_bytes.storage_offset()).copy_(ones.expand(self.view.shape))
-        return int((outside & (covered == 0)).sum())
+            self.view.copy_(poison.view(self.view.dtype).expand(self.view.shape))
+        return sum(int((part != POISON_BYTE).sum()) for part in self.storage.split(_CHUNK_BYTES))
 
 
 @dataclass(frozen=True)
@@ -125,13 +123,15 @@ def _span(size: Sequence[int], stride: Sequence[int]) -> int:
 
 
 def reference_function(name: str) -> Callable[..., Any]:
-    """Return ``tkbuild.reference.<family>.<function>``. Raises: VerifyError when there is none."""
-    family, _, function = name.partition(".")
+    """Return the reference: ``family.function`` of `tkbuild.reference`, or ``module:function`` of a module on the path.
+
+    Raises: VerifyError when there is none.
+    """
+    module, _, function = name.partition(":") if ":" in name else f"tkbuild.reference.{name}".rpartition(".")
     try:
-        module = importlib.import_module(f"tkbuild.reference.{family}")
+        found = getattr(importlib.import_module(module), function, None)
     except ModuleNotFoundError as exc:
-        raise VerifyError(f"no reference {name!r}: tkbuild.reference.{family} does not exist", reference=name) from exc
-    found = getattr(module, function, None)
+        raise VerifyError(f"no reference {name!r}: the module {module} is not on the path (PYTHONPATH)", reference=name) from exc
     if not callable(found):
-        raise VerifyError(f"no reference {name!r}: tkbuild.reference.{family} has no {function}", reference=name)
+        raise VerifyError(f"no reference {name!r}: {module} has no function {function}", reference=name)
     return found  # type: ignore[no-any-return]

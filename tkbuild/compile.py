@@ -18,11 +18,6 @@ from tkbuild.errors import CompileError, IntegrityError
 from tkbuild.frontend import SOURCE_NAME, CannotFork, HeaderServer, NvccSteps, build_fork_server, nvcc_steps, split_headers
 from tkbuild.toolchain import Finished, ProcessGroups, Toolchain, run
 
-#: Raise it when the same key gives another cubin or other resources because of this module.
-COMPILE_VERSION = 1
-
-# Diagnostics that TileLang's own headers cause in every kernel: deprecated vector types, needless annotations.
-_QUIET = ("-diag-suppress=1444,20012",)
 _LOG_TAIL_CHARS = 20_000
 
 
@@ -53,7 +48,7 @@ class Compiler:
     """Compiles with one toolchain; keeps front ends that have parsed their headers. Threads may share it.
 
     include_dirs: TileLang's headers.  folder: private, removed by the caller.  headers_kept: how many front ends stay
-    alive at once (each needs about 0.5 GB).  share_headers=False parses them for each kernel; the cubins are the same.
+    alive at once; each needs about 0.5 GB.
     """
 
     def __init__(
@@ -64,36 +59,39 @@ class Compiler:
         *,
         groups: ProcessGroups | None = None,
         headers_kept: int = 2,
-        share_headers: bool = True,
     ) -> None:
         self._toolchain, self._include_dirs, self._folder = toolchain, include_dirs, folder
         self._groups = groups or ProcessGroups()
         self._env = toolchain.environment(folder)
         self._pool = _ServerPool(headers_kept)
-        self._share_headers = share_headers
         self._numbers = count()
         self._library = _Once()
         self._steps: dict[tuple[str, tuple[str, ...]], _Once] = {}
         self._lock = threading.Lock()
         self.forked = 0
 
-    def compile(self, source: str, arch: TargetArch, flags: Sequence[str], timeout_s: float = 600.0) -> CompiledKernel:
+    def compile(
+        self, source: str, arch: TargetArch, flags: Sequence[str], timeout_s: float, *, share_headers: bool
+    ) -> CompiledKernel:
         """Compile one translation unit to SASS for ``arch``.
 
-        flags: from ``toolchain.compile_flags``.  The cubin depends on arguments and toolchain only, never on folders.
+        flags: from ``toolchain.compile_flags``.  share_headers: parse headers once for all sources that begin with the
+        same; worth it from two sources on. The cubin is the same, and depends on arguments and toolchain, never on folders.
         Raises: CompileError with the compiler's words, StepTimeoutError, ToolchainError.
         """
         self._toolchain.require(arch)
         folder = self._folder / f"kernel-{next(self._numbers)}"
         folder.mkdir()
         try:
-            finished = self._run_steps(source, arch, tuple(flags), folder, timeout_s)
+            finished = self._run_steps(source, arch, tuple(flags), folder, timeout_s, share_headers)
             return check_result(folder / "kernel.cubin", finished, arch)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _run_steps(self, source: str, arch: TargetArch, flags: tuple[str, ...], folder: Path, timeout_s: float) -> Finished:
-        if self._share_headers:
+    def _run_steps(
+        self, source: str, arch: TargetArch, flags: tuple[str, ...], folder: Path, timeout_s: float, share_headers: bool
+    ) -> Finished:
+        if share_headers:
             try:
                 return self._run_forked(source, arch, flags, folder, timeout_s)
             except CannotFork:
@@ -112,7 +110,7 @@ class Compiler:
         gencode = f"-gencode=arch={arch.compute},code={arch}"
         includes = [f"-I{path}" for path in self._include_dirs]
         host = f"-ccbin={self._toolchain.host_compiler}"
-        return [str(self._toolchain.nvcc), "--cubin", *flags, *_QUIET, *includes, gencode, host, "-Xptxas=-v", "-o", "kernel.cubin", SOURCE_NAME]
+        return [str(self._toolchain.nvcc), "--cubin", *flags, *includes, gencode, host, "-o", "kernel.cubin", SOURCE_NAME]
 
     def _run_forked(self, source: str, arch: TargetArch, flags: tuple[str, ...], folder: Path, timeout_s: float) -> Finished:
         headers, body = split_headers(source)
@@ -229,7 +227,9 @@ def check_result(path: Path, finished: Finished, arch: TargetArch) -> CompiledKe
     """
     log = _stable_log(finished.stdout + finished.stderr)
     if finished.returncode:
-        raise CompileError(f"the CUDA compiler failed with status {finished.returncode}:\n{log}", log=log, returncode=finished.returncode)
+        raise CompileError(
+            f"the CUDA compiler failed with status {finished.returncode}:\n{log}", log=log, returncode=finished.returncode
+        )
     if path.is_symlink() or not path.is_file():
         raise CompileError(f"the CUDA compiler ended well but wrote no cubin; its output:\n{log}", log=log)
     cubin = path.read_bytes()
@@ -238,7 +238,9 @@ def check_result(path: Path, finished: Finished, arch: TargetArch) -> CompiledKe
     except IntegrityError as exc:
         raise CompileError(f"the CUDA compiler ended well but its cubin is damaged: {exc}", log=log) from exc
     if facts.arch != str(arch):
-        raise CompileError(f"the CUDA compiler made a cubin for {facts.arch}, expected {arch}", found=facts.arch, expected=str(arch))
+        raise CompileError(
+            f"the CUDA compiler made a cubin for {facts.arch}, expected {arch}", found=facts.arch, expected=str(arch)
+        )
     if facts.has_ptx:
         raise CompileError("the cubin embeds PTX, expected machine code only", sections=sorted(facts.sections))
     resources = parse_resources(log)

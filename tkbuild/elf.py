@@ -60,7 +60,9 @@ def _body(content: bytes, header: tuple[int, ...]) -> bytes:
     if kind == _SHT_NOBITS:
         return b""
     if offset + size > len(content):
-        raise IntegrityError(f"not a complete cubin: a section ends at {offset + size}, the file at {len(content)}", bytes=len(content))
+        raise IntegrityError(
+            f"not a complete cubin: a section ends at {offset + size}, the file at {len(content)}", bytes=len(content)
+        )
     return content[offset : offset + size]
 
 

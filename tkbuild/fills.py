@@ -15,6 +15,7 @@ from tkbuild.errors import ArgumentError
 
 _CALL = re.compile(r"(?P<name>[a-z][a-z0-9_]*)(?:\((?P<args>[^()]*)\))?", re.ASCII)
 _SPECIAL_VALUES = (float("nan"), float("inf"), float("-inf"), 0.0, -0.0, 448.0, 464.0, -464.0, 1e-42)
+_SPECIAL_ROWS = 220
 _SPECIAL_SHARE = 1 / 64
 #: Exponents drawn by ``random_scale``: the range in which a scaled normal number stays finite in float32.
 _MIN_EXPONENT, _MAX_EXPONENT = -110, 126
@@ -89,6 +90,35 @@ def _scale_words(draw: Draw, _args: Sequence[float]) -> torch.Tensor:
     return draw.integers(-(2**31), 2**31).to(torch.int32)
 
 
+def _random_bits(draw: Draw, _args: Sequence[float]) -> torch.Tensor:
+    """Every bit pattern of the dtype, NaN payloads and denormals included."""
+    size = (*draw.shape[:-1], draw.shape[-1] * draw.dtype.itemsize)
+    return torch.randint(0, 256, size, generator=draw.generator, device=draw.device, dtype=torch.uint8).view(draw.dtype)
+
+
+def _gate_scores(draw: Draw, _args: Sequence[float]) -> torch.Tensor:
+    """Scores whose rows cycle through what serving meets: NaN of all kinds, infinities, ties, zeros of both signs, denormals."""
+    scores = draw.normal()
+    nan, inf = float("nan"), float("inf")
+    mixed = torch.tensor([nan, inf, -inf, 0.0, -0.0, 1.0], device=draw.device)
+    rows: list[Callable[[torch.Tensor], torch.Tensor]] = [
+        lambda row: torch.full_like(row, nan),
+        lambda row: torch.where(torch.arange(row.numel(), device=row.device) == row.numel() // 2, nan, row),
+        lambda row: torch.full_like(row, inf),
+        lambda row: torch.full_like(row, -inf),
+        lambda row: mixed[torch.randint(len(mixed), row.shape, generator=draw.generator, device=row.device)],
+        lambda row: torch.full_like(row, 0.25),
+        lambda row: mixed[3 + torch.randint(2, row.shape, generator=draw.generator, device=row.device)],
+        lambda row: torch.randint(-2, 3, row.shape, generator=draw.generator, device=row.device).float(),
+        lambda row: row * 1e-42,
+        lambda row: torch.where(torch.arange(row.numel(), device=row.device) % max(1, row.numel() // 3) == 0, row, -inf),
+        lambda row: -torch.full_like(row, nan),
+    ]
+    for index in range(min(draw.shape[0], _SPECIAL_ROWS)):
+        scores[index] = rows[index % len(rows)](scores[index])
+    return scores
+
+
 def _constant(value: float) -> Callable[[Draw, Sequence[float]], torch.Tensor]:
     return lambda draw, _args: torch.full(draw.shape, value, device=draw.device)
 
@@ -104,6 +134,8 @@ _FILLS: dict[str, Callable[[Draw, Sequence[float]], torch.Tensor]] = {
     "e4m3_codes": _codes,
     "scales_f32": lambda draw, _args: torch.exp2(draw.uniform(-20.0, 4.0)),
     "scales_ue8m0_words": _scale_words,
+    "random_bits": _random_bits,
+    "moe_scores_with_specials": _gate_scores,
     "zeros": _constant(0.0),
     "ones": _constant(1.0),
 }

@@ -7,18 +7,15 @@ what the steps make one after the other, bit for bit; whatever does not fit rais
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import signal
 import subprocess
-import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from tkbuild.errors import StepTimeoutError, ToolchainError
+from tkbuild.errors import ToolchainError
+from tkbuild.forking import ForkClient, ServerEndedError
 from tkbuild.toolchain import ProcessGroups, run
 
 SOURCE_NAME = "kernel.cu"
@@ -87,18 +84,11 @@ def split_headers(source: str) -> tuple[str, str]:
 def build_fork_server(folder: Path, compiler: Path, env: Mapping[str, str], groups: ProcessGroups) -> Path:
     """Compile forkserver.c into ``folder``. Raises: CannotFork where that does not work (no Linux, no glibc)."""
     library = folder / "forkserver.so"
-    command = [compiler, "-x", "c", "-O1", "-shared", "-fPIC", "-o", library, _FORK_SERVER_SOURCE, "-ldl"]
+    command: list[str | Path] = [compiler, "-x", "c", "-O1", "-shared", "-fPIC", "-o", library, _FORK_SERVER_SOURCE, "-ldl"]
     finished = run(command, timeout_s=_START_TIMEOUT_S, cwd=folder, env=env, groups=groups)
     if finished.returncode:
         raise CannotFork(f"the fork server does not compile: {finished.stderr[-200:]}")
     return library
-
-
-@dataclass
-class _Child:
-    pid: int
-    ended: threading.Event = field(default_factory=threading.Event)
-    status: int | None = None
 
 
 class HeaderServer:
@@ -107,23 +97,23 @@ class HeaderServer:
     folder: private to the server.  Raises: CannotFork from the constructor if the headers do not compile.
     """
 
-    def __init__(self, steps: NvccSteps, headers: str, folder: Path, library: Path, env: Mapping[str, str], groups: ProcessGroups) -> None:
+    def __init__(
+        self, steps: NvccSteps, headers: str, folder: Path, library: Path, env: Mapping[str, str], groups: ProcessGroups
+    ) -> None:
         self._steps, self._folder, self._env, self._groups = steps, folder, env, groups
         self._first_body_line = headers.count("\n") + 1
-        self._sending = threading.Lock()
-        self._started = threading.Condition()
-        self._children: dict[int, _Child] = {}
-        self._last_pid: int | None = None
-        self._is_ready = self._has_ended = False
         self._write_inputs(headers)
-        self._process = self._start(library)
-        threading.Thread(target=self._read_answers, daemon=True).start()
-        self._wait_for(lambda: self._is_ready)
+        try:
+            self._client = ForkClient(self._start(library), groups, ready_timeout_s=_START_TIMEOUT_S)
+        except ServerEndedError as exc:
+            raise CannotFork(f"the headers do not compile, or this cicc cannot be forked: {exc}") from exc
 
     def _write_inputs(self, headers: str) -> None:
         (self._folder / SOURCE_NAME).write_text(headers)
-        self._preprocess(self._steps.preprocess, self._folder, "headers.ii")
-        self._preprocess((*self._steps.preprocess, "-dM"), self._folder, "macros.h")
+        self._preprocess((*self._steps.preprocess, "-dD"), self._folder, "all.ii")
+        text, macros = take_out_macros((self._folder / "all.ii").read_bytes())
+        (self._folder / "headers.ii").write_bytes(text)
+        (self._folder / "macros.h").write_bytes(macros)
         (self._folder / _PREPROCESSED).write_text('#include "headers.ii"\n#include "body.ii"\n')
         (self._folder / "body.ii").touch()
 
@@ -134,7 +124,12 @@ class HeaderServer:
             raise CannotFork(finished.stderr[-200:])
 
     def _start(self, library: Path) -> subprocess.Popen[str]:
-        env = {**self._env, "LD_PRELOAD": str(library), "TKBUILD_FORK_AT": str(self._folder / "body.ii"), "TMPDIR": str(self._folder)}
+        env = {
+            **self._env,
+            "LD_PRELOAD": str(library),
+            "TKBUILD_FORK_AT": str(self._folder / "body.ii"),
+            "TMPDIR": str(self._folder),
+        }
         with (self._folder / "log").open("wb") as log:
             return self._groups.start(
                 self._steps.front_end,
@@ -147,94 +142,40 @@ class HeaderServer:
                 bufsize=1,
             )
 
-    def _read_answers(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            word, *numbers = line.split()
-            with self._started:
-                if word == "pid":
-                    self._last_pid = int(numbers[0])
-                    self._children.setdefault(self._last_pid, _Child(self._last_pid))
-                elif word == "done":
-                    # A child can end before the answer that it was started.
-                    child = self._children.setdefault(int(numbers[0]), _Child(int(numbers[0])))
-                    child.status = int(numbers[1])
-                    child.ended.set()
-                elif word == "ready":
-                    self._is_ready = True
-                self._started.notify_all()
-        with self._started:
-            self._has_ended = True
-            for child in self._children.values():
-                child.ended.set()
-            self._started.notify_all()
-
-    def _wait_for(self, condition: Callable[[], bool]) -> None:
-        with self._started:
-            reached = self._started.wait_for(lambda: condition() or self._has_ended, _START_TIMEOUT_S)
-            if not reached or not condition():
-                raise CannotFork("the front end ended before or within the headers")
-
     def ptx(self, body: str, folder: Path, timeout_s: float) -> str:
         """Compile ``body``, the source after the headers, to ``kernel.ptx`` in its private ``folder``; return the diagnostics.
 
         Raises: CannotFork if it does not compile (the plain steps then tell why), StepTimeoutError.
         """
         self._preprocess_body(body, folder)
-        child = self._fork(folder)
-        if not child.ended.wait(timeout_s):
-            _kill(child.pid)
-            child.ended.wait(_START_TIMEOUT_S)
-            raise StepTimeoutError(f"cicc was stopped after {timeout_s:g} s; give it longer with --timeout", elapsed_s=timeout_s)
-        with self._started:
-            del self._children[child.pid]
-        if child.status != 0:
-            raise CannotFork(f"cicc ended with status {child.status}")
+        try:
+            status = self._client.run(folder, timeout_s, "cicc")
+        except ServerEndedError as exc:
+            raise CannotFork(str(exc)) from exc
+        if status != 0:
+            raise CannotFork(f"cicc ended with status {status}")
         return (folder / "log").read_text(errors="replace")
 
     def _preprocess_body(self, body: str, folder: Path) -> None:
         # The line marker gives lines and file the names they have in the whole source.
         (folder / "body.cu").write_text(f'# {self._first_body_line} "{SOURCE_NAME}"\n{body}')
-        command = ["body.cu" if word == SOURCE_NAME else word for word in _without_includes(self._steps.preprocess)]
-        macros = ["-undef", "-imacros", str(self._folder / "macros.h")]
-        self._preprocess([command[0], *macros, *command[1:]], folder, "body.ii")
-
-    def _fork(self, folder: Path) -> _Child:
-        with self._sending:
-            self._last_pid = None
-            try:
-                assert self._process.stdin is not None
-                self._process.stdin.write(f"{folder}\n")
-            except OSError as exc:
-                raise CannotFork("the front end has ended") from exc
-            self._wait_for(lambda: self._last_pid is not None)
-            assert self._last_pid is not None
-            with self._started:
-                return self._children[self._last_pid]
+        command = ["body.cu" if word == SOURCE_NAME else word for word in _without_forced_include(self._steps.preprocess)]
+        self._preprocess([command[0], "-imacros", str(self._folder / "macros.h"), *command[1:]], folder, "body.ii")
 
     def close(self) -> None:
-        """End the server, and children that still run."""
-        with suppress(OSError):
-            if self._process.stdin is not None:
-                self._process.stdin.close()
-        self._groups.end(self._process)
+        """End the front end."""
+        self._client.close()
 
 
-def _without_includes(command: Sequence[str]) -> list[str]:
-    """Leave out definitions and forced includes: the macros of the headers hold them already."""
-    kept: list[str] = []
-    skip_next = False
-    for word in command:
-        if skip_next:
-            skip_next = False
-        elif word in ("-include", "-isystem"):
-            skip_next = True
-        elif not word.startswith(("-D", "-I")):
-            kept.append(word)
-    return kept
+def take_out_macros(preprocessed: bytes) -> tuple[bytes, bytes]:
+    """Split what ``-E -dD`` wrote into the text, every line in its place, and the definitions, in order."""
+    lines = preprocessed.split(b"\n")
+    is_macro = [line.startswith((b"#define ", b"#undef ")) for line in lines]
+    text = b"\n".join(b"" if macro else line for line, macro in zip(lines, is_macro, strict=True))
+    return text, b"\n".join(line for line, macro in zip(lines, is_macro, strict=True) if macro) + b"\n"
 
 
-def _kill(pid: int) -> None:
-    for end in (os.killpg, os.kill):  # the child may not have its own group yet
-        with suppress(ProcessLookupError, PermissionError):
-            end(pid, signal.SIGKILL)
+def _without_forced_include(command: Sequence[str]) -> list[str]:
+    """Leave out ``-include FILE``: the headers hold it already."""
+    place = command.index("-include") if "-include" in command else len(command)
+    return [*command[:place], *command[place + 2 :]]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tkbuild.arch import TargetArch
-from tkbuild.errors import ArgumentError
+from tkbuild.checks import Bench, Case, CaseValue, Tolerance, Verify
 from tkbuild.expr import Expr
 from tkbuild.schema import (
     BAD,
@@ -44,11 +44,10 @@ from tkbuild.signature import (
     OptionSpec,
     ScalarSpec,
 )
-from tkbuild.speccheck import check_profile, check_spec
+from tkbuild.speccheck import CASE_KEYS, check_profile, check_spec
 
 PlainValue = Any
 """A literal of a spec: bool, int, float, str, None, a tuple of such, or a mapping of such by name."""
-CaseValue = bool | int | float | str | None
 SCALAR_DTYPES = ("int32", "int64", "uint32", "uint64", "float32", "float64", "bool")
 OPTION_DTYPES = ("int32", "int64", "bool")
 
@@ -79,69 +78,6 @@ class Allow:
 
     spill_bytes: int = 0
     stack_bytes: int = 0
-
-
-@dataclass(frozen=True)
-class Tolerance:
-    """How far an output may be from its reference; both 0 means bit for bit."""
-
-    atol: float = 0.0
-    rtol: float = 0.0
-
-    @property
-    def exact(self) -> bool:
-        """Whether the outputs' bytes are compared."""
-        return self.atol == self.rtol == 0.0
-
-
-@dataclass(frozen=True)
-class Case:
-    """Calls to verify or measure: for each name (dim, stride, scalar, option, axis) the values it takes; lists multiply."""
-
-    why: str
-    values: Mapping[str, tuple[CaseValue | Expr, ...]]
-
-    def calls(self, axes: Mapping[str, AxisValue]) -> Iterator[dict[str, CaseValue]]:
-        """Yield the names of each call with their values, for a variant with ``axes``; none if an axis excludes it.
-
-        Raises: ArgumentError for expressions that need each other or have no value.
-        """
-        for values in itertools.product(*self.values.values()):
-            call = dict(zip(self.values, values, strict=True))
-            if all(call[name] == axes[name] for name in call if name in axes):
-                yield _evaluated(call, axes)
-
-
-def _evaluated(call: Mapping[str, CaseValue | Expr], axes: Mapping[str, AxisValue]) -> dict[str, CaseValue]:
-    known = {name: value for name, value in call.items() if not isinstance(value, Expr)}
-    waiting = {name: value for name, value in call.items() if isinstance(value, Expr)}
-    while waiting:
-        ready = [name for name, expr in waiting.items() if expr.names() <= known.keys() | axes.keys()]
-        if not ready:
-            raise ArgumentError(f"no order in which {', '.join(sorted(waiting))} can be computed", names=sorted(waiting))
-        known |= {name: waiting.pop(name).evaluate({**axes, **known}) for name in ready}
-    return {name: known[name] for name in call}
-
-
-@dataclass(frozen=True)
-class Verify:
-    """How a kernel is compared with its reference: tolerances per output, fills per input, and calls."""
-
-    tolerance: Mapping[str, Tolerance]
-    inputs: Mapping[str, PlainValue]
-    cases: tuple[Case, ...]
-
-
-@dataclass(frozen=True)
-class Bench:
-    """What a call moves and computes, as expressions over its names, and the calls that are measured.
-
-    ``moved_bytes`` None stands for every tensor once, inout tensors twice.
-    """
-
-    moved_bytes: Expr | None
-    flops: Expr
-    workloads: tuple[Case, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -237,7 +173,12 @@ _DIM = Object(
 _CHECK = Object({"require": _EXPR, "because": _SAID}, ("require", "because"))
 _TUNING = MapOf(_NAME, Plain(nested=True))
 _TOLERANCE = Either(Enum(("exact",)), mapping=Object({"atol": Number(), "rtol": Number()}, expected="{atol: .., rtol: ..}"))
-_CASE = MapOf(_NAME, Either(Plain(), ListOf(Plain(), 1)), 1)
+_FILL = MapOf(_NAME, Text("[a-z][a-z0-9_]*([(].*[)])?", "a fill such as normal or uniform(-1, 1)"))
+_CASE = Object(
+    {"why": Text(), "large": Bool(), "inputs": _FILL},
+    rest=MapOf(_NAME, Either(Plain(), ListOf(Plain(), 1))),
+    expected="a mapping of names to values",
+)
 
 SPEC = Object(
     {
@@ -261,11 +202,11 @@ SPEC = Object(
         "compile_flags": ListOf(Text("-.+", "a compiler flag, which starts with '-'")),
         "allow": Object({"spill_bytes": _BYTES, "stack_bytes": _BYTES}),
         "op": Object({"name": Text("[a-z][a-z0-9_]*", "a lower-case name")}),
-        "reference": Text("[a-z][a-z0-9_]*[.][a-z][a-z0-9_]*", "family.function"),
+        "reference": Text("[a-z][a-z0-9_]*[.][a-z][a-z0-9_]*|[a-z0-9_.]+:[a-z0-9_]+", "family.function or module:function"),
         "verify": Object(
             {
                 "tolerance": MapOf(_NAME, _TOLERANCE),
-                "inputs": MapOf(_NAME, Plain(nested=True)),
+                "inputs": _FILL,
                 "cases": ListOf(_CASE, 1),
             },
             ("cases",),
@@ -415,9 +356,9 @@ def _bench(given: dict[str, Any]) -> Bench | None:
 
 def _case(case: dict[str, Any], given: dict[str, Any]) -> Case:
     axes = given.get("axes", {})
-    values = {name: value if isinstance(value, tuple) else (value,) for name, value in case.items() if name != "why"}
+    values = {name: value if isinstance(value, tuple) else (value,) for name, value in case.items() if name not in CASE_KEYS}
     parsed = {name: vs if name in axes else tuple(map(_case_value, vs)) for name, vs in values.items()}
-    return Case(case.get("why", ""), parsed)
+    return Case(case.get("why", ""), parsed, case.get("large", False), case.get("inputs"))
 
 
 def _case_value(value: Any) -> CaseValue | Expr:

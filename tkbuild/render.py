@@ -7,6 +7,8 @@ a name that is missing, and a value that no template uses, are errors.
 from __future__ import annotations
 
 import functools
+import math
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import Any, NoReturn
 
 import jinja2
 from jinja2 import meta, nodes
+from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tkbuild.arch import target_profile
@@ -21,8 +24,6 @@ from tkbuild.errors import RenderError
 from tkbuild.variants import Variant
 
 _DATA = ("tuning", "target")
-# Filters that make text of what they are given: their result would stand in the source as a literal's quotes inside quotes,
-# or, marked safe, hide a missing value.
 _MAX_SOURCE_CHARS = 2_000_000
 
 
@@ -59,17 +60,20 @@ class Renderer:
         folder = self._folder(variant.spec.folder)
         file = variant.target.template.name
         try:
-            template = folder.template(file)
             _refuse_unused(variant, folder.used_names(file))
+            template = folder.template(file)
             text = template.render(_values(variant))
         except RenderError as exc:
-            raise _located(exc.message, variant, file, exc.facts.get("line")) from exc
+            raise _located(exc.message, variant, *_place(exc, variant, file)) from exc
         except jinja2.TemplateSyntaxError as exc:
-            raise _located(f"syntax error: {exc.message}", variant, exc.name or file, exc.lineno) from exc
+            raise _located(f"syntax error: {exc.message}", variant, _file_name(exc, file), exc.lineno) from exc
         except jinja2.TemplateNotFound as exc:
             raise _located(f"no template {exc.name!r} in {variant.spec.folder}", variant, file, None) from exc
+        except jinja2.UndefinedError as exc:
+            seen = ", ".join(sorted(_values(variant)))
+            raise _located(f"{exc.message}; the template sees {seen}", variant, *_place(exc, variant, file)) from exc
         except Exception as exc:  # a template can run into any exception of the values it works on
-            raise _located(f"{type(exc).__name__}: {exc}", variant, *_place(exc, file)) from exc
+            raise _located(f"{type(exc).__name__}: {exc}", variant, *_place(exc, variant, file)) from exc
         return RenderedSource(variant.id, variant.target.template, _checked(text, variant, file), folder.sources(variant))
 
 
@@ -91,15 +95,18 @@ def _located(message: str, variant: Variant, file: str, line: int | None) -> Ren
     return RenderError(text, template=str(path), line=line, variant=variant.id)
 
 
-def _place(exc: Exception, file: str) -> tuple[str, int | None]:
-    """Return the template and line that ``exc`` came from: the innermost traceback entry of a template file."""
-    found: tuple[str, int | None] = (file, None)
-    trace = exc.__traceback__
-    while trace is not None:
-        name = trace.tb_frame.f_code.co_filename
-        if name.endswith(".j2"):
-            found = (Path(name).name, trace.tb_lineno)
-        trace = trace.tb_next
+def _file_name(exc: jinja2.TemplateSyntaxError, file: str) -> str:
+    # Jinja2 names templates that it was not asked to load itself <introspection> or <template>.
+    return file if exc.name is None or exc.name.startswith("<") else exc.name
+
+
+def _place(exc: Exception, variant: Variant, file: str) -> tuple[str, int | None]:
+    """Return the template and line that ``exc`` came from: its innermost traceback entry that lies in the spec's folder."""
+    found: tuple[str, int | None] = (file, getattr(exc, "facts", {}).get("line"))
+    for frame, line in traceback.walk_tb(exc.__traceback__):
+        path = Path(frame.f_code.co_filename)
+        if path.parent == variant.spec.folder:
+            found = (path.name, line)
     return found
 
 
@@ -116,7 +123,9 @@ def _values(variant: Variant) -> dict[str, Any]:
 
 
 def _freeze(value: Any) -> Any:
-    return _Record("this mapping", {key: _freeze(item) for key, item in value.items()}) if isinstance(value, dict) else value
+    if isinstance(value, dict):
+        return _Record("this mapping", {key: _freeze(item) for key, item in value.items()})
+    return tuple(map(_freeze, value)) if isinstance(value, tuple) else value
 
 
 class _Record:
@@ -140,6 +149,8 @@ def _literal(value: Any) -> str:
         _undefined(value)
     if isinstance(value, float):
         return _float_literal(value)
+    if isinstance(value, _SourceText):
+        return str(value)
     if value is None or type(value) in (bool, int, str):
         return repr(value)
     if type(value) in (tuple, list):
@@ -153,10 +164,8 @@ def _undefined(value: jinja2.Undefined) -> NoReturn:
 
 
 def _float_literal(value: float) -> str:
-    if value != value or value.is_integer():
-        raise RenderError(
-            f"{value} is a float where an integer seems to be meant: use // in the template, or write the constant there"
-        )
+    if not math.isfinite(value) or value.is_integer():
+        raise RenderError(f"{value} is no float to write out: for an integer use // instead of /, else write it in the template")
     return repr(value)
 
 
@@ -170,8 +179,17 @@ def _sequence_literal(value: tuple[Any, ...] | list[Any]) -> str:
 # ---- the environment
 
 
+class _SourceText(str):
+    """What a macro rendered: source already, in which every value became a literal. Whatever is made of it is plain data."""
+
+
 class _Environment(ImmutableSandboxedEnvironment):
-    """A sandbox whose records have no attributes but their values."""
+    """A sandbox whose records have no attributes but their values, and whose macros render source."""
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805 - as in Jinja2
+        """Return what ``__obj`` returns, as source text if it is a macro."""
+        result = super().call(__context, __obj, *args, **kwargs)
+        return _SourceText(result) if isinstance(__obj, Macro) else result
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         """Return a record's value, or what the sandbox allows of anything else."""
@@ -187,26 +205,31 @@ class _Folder:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._tree = functools.cache(self._parse)
         self._used = functools.cache(self._names_in)
+        self._compiled = functools.cache(self._compile)
         self._source = functools.cache(_read)
         self._environment = _Environment(
             loader=jinja2.FunctionLoader(self._load),
             undefined=jinja2.StrictUndefined,
             finalize=_literal,
             keep_trailing_newline=True,
-            trim_blocks=True,
-            lstrip_blocks=True,
             auto_reload=False,
             cache_size=-1,
         )
 
     def template(self, name: str) -> jinja2.Template:
         """Return the compiled template ``name``."""
-        return self._environment.get_template(name)
+        return self._compiled(name)
 
     def used_names(self, name: str) -> frozenset[str]:
         """Return the names that template ``name``, or one it includes, takes from outside: ``block``, ``tuning.threads``."""
         return self._used(name)
+
+    def _compile(self, name: str) -> jinja2.Template:
+        # Jinja2's get_template would parse the file a second time.
+        code = self._environment.compile(self._tree(name), name, str(self._path / name))
+        return jinja2.Template.from_code(self._environment, code, self._environment.make_globals(None))
 
     def sources(self, variant: Variant) -> tuple[SourceFile, ...]:
         """Return the files that ``variant``'s spec names as sources."""
@@ -218,11 +241,16 @@ class _Folder:
             return None
         return _decoded(self._source(path), path), str(path), lambda: True
 
-    def _names_in(self, name: str) -> frozenset[str]:
+    def _parse(self, name: str) -> nodes.Template:
         loaded = self._load(name)
         if loaded is None:
             raise jinja2.TemplateNotFound(name)
         tree = self._environment.parse(loaded[0], name, loaded[1])
+        _refuse_raw_text(tree)
+        return tree
+
+    def _names_in(self, name: str) -> frozenset[str]:
+        tree = self._tree(name)
         used = set(meta.find_undeclared_variables(tree)) | set(_attributes(tree))
         for other in meta.find_referenced_templates(tree):
             if other is None:
@@ -231,16 +259,32 @@ class _Folder:
         return frozenset(used)
 
 
+def _refuse_raw_text(tree: nodes.Template) -> None:
+    """Refuse the blocks that would put the text of a value into the source without making a literal of it."""
+    imported = {node.target for node in tree.find_all(nodes.Import)}
+    for node in tree.find_all((nodes.FilterBlock, nodes.CallBlock)):
+        callee: Any = node.call.node if isinstance(node, nodes.CallBlock) else None
+        base = callee.node if isinstance(callee, nodes.Getattr) else None
+        from_import = isinstance(base, nodes.Name) and base.name in imported
+        if not isinstance(callee, nodes.Name) and not from_import:
+            raise RenderError("only a macro can be called in a call block, and there are no filter blocks", line=node.lineno)
+
+
 def _attributes(tree: nodes.Template) -> Iterator[str]:
     """Yield ``tuning.NAME`` for each attribute or constant index of a data record, ``tuning.*`` for any other use."""
     counted = 0
-    for node in tree.find_all((nodes.Getattr, nodes.Getitem)):
+    for node in _accesses(tree):
         if isinstance(node.node, nodes.Name) and node.node.name in _DATA:
             counted += 1
             yield f"{node.node.name}.{_key(node)}"
     uses = sum(node.name in _DATA and node.ctx == "load" for node in tree.find_all(nodes.Name))
     if uses > counted:
         yield "tuning.*"
+
+
+def _accesses(tree: nodes.Template) -> Iterator[nodes.Getattr | nodes.Getitem]:
+    yield from tree.find_all(nodes.Getattr)
+    yield from tree.find_all(nodes.Getitem)
 
 
 def _key(node: nodes.Getattr | nodes.Getitem) -> str:

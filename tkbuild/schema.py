@@ -427,9 +427,10 @@ class MapOf(Schema):
             return self.wrong(node, at, report)
         if len(node.entries) < self.least:
             return report.add(at, f"expected at least {self.least} entry", node)
-        return {key: self._entry(node, key, at, report) for key in node.entries}
+        return {key: self.entry(node, key, at, report) for key in node.entries}
 
-    def _entry(self, node: Map, key: str, at: str, report: Report) -> Any:
+    def entry(self, node: Map, key: str, at: str, report: Report) -> Any:
+        """Return the value of one key."""
         inner = f"{at}.{key}" if at else key
         if self.key.check(key, node.keys[key], inner, report) is BAD:
             return BAD
@@ -445,19 +446,20 @@ class MapOf(Schema):
 
 @dataclass(frozen=True)
 class Object(Schema):
-    """A mapping with known keys, some of them ``required``; ``hint`` is added when something else stands there."""
+    """A mapping with known keys, some of them ``required``, and, where there is ``rest``, others by its rule.
+
+    ``hint`` is added to the problem when something else stands there.
+    """
 
     fields: Mapping[str, Schema]
     required: tuple[str, ...] = ()
     hint: str = ""
-    empty: bool = False
+    rest: MapOf | None = None
     expected: str = "a mapping"
 
     def read(self, node: Node, at: str, report: Report) -> Any:
         """Return what was given by key, or ``BAD`` where a required key is missing or bad."""
         report.places[at] = node
-        if self.empty and isinstance(node, Scalar) and node.plain and node.text in ("", "~", "null"):
-            return {}
         if not isinstance(node, Map):
             return self.wrong(node, at, report, self.hint)
         result = {key: self._entry(node, key, at, report) for key in node.entries}
@@ -470,6 +472,8 @@ class Object(Schema):
     def _entry(self, node: Map, key: str, at: str, report: Report) -> Any:
         inner = f"{at}.{key}" if at else key
         schema = self.fields.get(key)
+        if schema is None and self.rest is not None:
+            return self.rest.entry(node, key, at, report)
         if schema is None:
             known = ", ".join(self.fields)
             return report.add(inner, f"unknown key{nearest(key, self.fields)}; known: {known}", node.keys[key])
@@ -478,8 +482,8 @@ class Object(Schema):
     def json_schema(self) -> dict[str, Any]:
         """Return the rule as JSON Schema."""
         properties = {key: schema.json_schema() for key, schema in self.fields.items()}
-        kind: Any = ["object", "null"] if self.empty else "object"
-        schema: dict[str, Any] = {"type": kind, "properties": properties, "additionalProperties": False}
+        others: Any = self.rest.value.json_schema() if self.rest else False
+        schema: dict[str, Any] = {"type": "object", "properties": properties, "additionalProperties": others}
         return schema | ({"required": list(self.required)} if self.required else {})
 
 

@@ -23,11 +23,13 @@ from tkbuild.signature import FACTS, axis_text
 
 MAX_COMBINATIONS = 100_000
 _MAX_CONSTANT = 2**31 - 1
+CASE_KEYS = ("why", "large", "inputs")
+"""Keys of a case that are no names of its call."""
 _JINJA_WORDS = (
     *("range", "dict", "lipsum", "cycler", "joiner", "namespace", "loop", "self", "varargs", "kwargs", "caller"),
     *("true", "false", "none"),
 )
-RESERVED = frozenset((*FUNCTIONS, *FACTS, *_JINJA_WORDS, "tuning", "target", "kernel", "why"))
+RESERVED = frozenset((*FUNCTIONS, *FACTS, *_JINJA_WORDS, "tuning", "target", "kernel", *CASE_KEYS))
 _SECTIONS = ("constants", "axes", "args", "scalars", "options", "dims")
 _AXIS_TEXT = re.compile(r"[A-Za-z0-9_.]+", re.ASCII)
 _AXIS_PYTHON: dict[str, Any] = {"int": int, "bool": bool, "str": str, "dtype": str}
@@ -394,6 +396,13 @@ def _check_verify(given: dict[str, Any], names: _Names, report: Report) -> None:
     _check_cases("verify.cases", verify["cases"], names, report)
 
 
+def _check_tensors(at: str, given: Any, roles: tuple[str, ...], names: _Names, report: Report) -> None:
+    known = [name for name, arg in names.args.items() if not arg or arg["role"] in roles]
+    for name in given or ():
+        if name not in known and names.args:
+            report.add(f"{at}.{name}", f"no {' or '.join(roles)} tensor{nearest(name, known)}; known: {', '.join(known) or 'none'}")
+
+
 def _check_bench(given: dict[str, Any], names: _Names, report: Report) -> None:
     bench = given.get("bench")
     if not bench:
@@ -407,7 +416,10 @@ def _check_cases(at: str, cases: tuple[Any, ...], names: _Names, report: Report)
     for i, case in enumerate(cases):
         if case is BAD or not names.args:
             continue
-        for name, value in _items(case):
+        _check_tensors(f"{at}[{i}].inputs", case.get("inputs"), ("in", "inout"), names, report)
+        if not case.keys() - CASE_KEYS:
+            report.add(f"{at}[{i}]", "expected the values of a call: dimensions, scalars, options, axes")
+        for name, value in _items({name: value for name, value in case.items() if name not in CASE_KEYS}):
             _check_case_values(f"{at}[{i}].{name}", name, value, names, report)
         for name in names.shape_dims:
             if name not in case:
@@ -416,21 +428,22 @@ def _check_cases(at: str, cases: tuple[Any, ...], names: _Names, report: Report)
 
 def _check_case_values(at: str, name: str, value: Any, names: _Names, report: Report) -> None:
     values = value if isinstance(value, tuple) else (value,)
-    if name == "why":
-        if not isinstance(value, str):
-            report.add(at, f"expected text, found {value!r}")
-    elif name in names.axes:
+    if name in names.axes:
         axis = names.axes[name]
         for item in values:
-            if axis and item is not BAD and not any(item == v and type(item) is type(v) for v in axis["values"]):
+            if axis and BAD not in (item, *axis["values"]) and not any(_same(item, v) for v in axis["values"]):
                 built = [axis_text(v) for v in axis["values"] if v not in (BAD, None)]
                 report.add(at, f"{item!r} is no value of the axis{nearest(str(item), built)}; values: {', '.join(built)}")
     elif name in names.at_call:
         for item in values:
             _check_case_value(at, name, item, names, report)
     elif names.complete:
-        known = sorted((names.at_call | {"why"}) - set(FACTS))
+        known = sorted((names.at_call | {*CASE_KEYS}) - set(FACTS))
         report.add(at, f"unknown name{nearest(name, known)}; known: {', '.join(known)}")
+
+
+def _same(one: Any, other: Any) -> bool:
+    return type(one) is type(other) and bool(one == other)
 
 
 def _check_case_value(at: str, name: str, item: Any, names: _Names, report: Report) -> None:

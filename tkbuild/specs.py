@@ -6,7 +6,7 @@ merged one); tags, duplicate keys and documents that grow large by repetition ar
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -156,18 +156,19 @@ class _Builder:
 
     def take(self, event: Any) -> None:
         """Add one event to the tree."""
-        if isinstance(event, yaml.ScalarEvent):
-            mark: Any = event.start_mark
-            self._check_tag(event, event.implicit[0] or event.implicit[1])
-            self._close(Scalar(mark.line + 1, mark.column + 1, event.value, not event.style), event.anchor)
-        elif isinstance(event, yaml.CollectionStartEvent):
-            self._start(event)
-        elif isinstance(event, yaml.CollectionEndEvent):
-            self._end()
-        elif isinstance(event, yaml.AliasEvent):
-            self._alias(event)
-        elif isinstance(event, yaml.DocumentStartEvent) and self.root is not None:
+        handle = _HANDLERS.get(type(event))
+        if handle is not None:
+            handle(self, event)
+
+    def _document(self, event: Any) -> None:
+        if self.root is not None:
             self._stop(event, "a second document; a spec is one YAML document")
+
+    def _scalar(self, event: Any) -> None:
+        if event.tag is not None:
+            self._check_tag(event, event.implicit[0] or event.implicit[1])
+        mark = event.start_mark
+        self._close(Scalar(mark.line + 1, mark.column + 1, event.value, not event.style), event.anchor)
 
     def _check_tag(self, event: Any, implicit: bool) -> None:
         if event.tag is not None and not (implicit and event.tag == "!"):
@@ -187,7 +188,7 @@ class _Builder:
         self._key.append(None)
         self._merged.append([])
 
-    def _end(self) -> None:
+    def _end(self, event: Any) -> None:
         node, anchor = self._open.pop()
         self._key.pop()
         for source in self._merged.pop():
@@ -250,3 +251,14 @@ class _Builder:
         if len(maps) < len(sources):
             self._report.add("", "<< merges a mapping or a list of mappings", node)
         return maps
+
+
+_HANDLERS: dict[type, Callable[[_Builder, Any], None]] = {
+    yaml.ScalarEvent: _Builder._scalar,
+    yaml.MappingStartEvent: _Builder._start,
+    yaml.SequenceStartEvent: _Builder._start,
+    yaml.MappingEndEvent: _Builder._end,
+    yaml.SequenceEndEvent: _Builder._end,
+    yaml.AliasEvent: _Builder._alias,
+    yaml.DocumentStartEvent: _Builder._document,
+}

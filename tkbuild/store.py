@@ -111,7 +111,9 @@ class Store:
                     break
         raise _store_error(self.root, "read", problem) from problem
 
-    def put(self, kind: str, key: str, *, fields: Mapping[str, Any], facts: Mapping[str, Any], files: Mapping[str, bytes]) -> Artifact:
+    def put(
+        self, kind: str, key: str, *, fields: Mapping[str, Any], facts: Mapping[str, Any], files: Mapping[str, bytes]
+    ) -> Artifact:
         """Publish an entry and return it, or the equal entry that another writer published first.
 
         Raises: StoreError for a store that is read-only, full or no folder; ArgumentError for names that are no file names.
@@ -132,7 +134,10 @@ class Store:
                     return winner
         except OSError as exc:
             raise _store_error(self.root, "write", exc) from exc
-        raise StoreError(f"{self.root}: {artifact.kind}/{artifact.key} could not be published in {_PUBLISH_ATTEMPTS} attempts", root=str(self.root))
+        raise StoreError(
+            f"{self.root}: {artifact.kind}/{artifact.key} could not be published in {_PUBLISH_ATTEMPTS} attempts",
+            root=str(self.root),
+        )
 
     def _publish(self, artifact: Artifact) -> bool:
         """Write the entry beside the others and rename it into its place; False if something is there already."""
@@ -166,7 +171,9 @@ class Store:
 
     def _path(self, kind: str, key: str) -> Path:
         if kind not in KINDS or not _KEY.fullmatch(key):
-            raise ArgumentError(f"no store entry {kind}/{key}: expected one of {', '.join(KINDS)} and 64 hex digits", kind=kind, key=key)
+            raise ArgumentError(
+                f"no store entry {kind}/{key}: expected one of {', '.join(KINDS)} and 64 hex digits", kind=kind, key=key
+            )
         return self.root / kind / key[:2] / key
 
     def _sweep_once(self) -> None:
@@ -188,7 +195,12 @@ class Store:
                             yield _entry(one, path)
 
     def gc(
-        self, *, keep: Collection[str] = (), older_than_s: float | None = None, max_bytes: int | None = None, now: float | None = None
+        self,
+        *,
+        keep: Collection[str] = (),
+        older_than_s: float | None = None,
+        max_bytes: int | None = None,
+        now: float | None = None,
     ) -> list[Entry]:
         """Remove entries, the oldest first, and return them; also empty the quarantine and abandoned staging folders.
 
@@ -282,7 +294,8 @@ def check_content(name: str, content: bytes, expected: Mapping[str, Any]) -> Non
     found = bytes_digest(content)
     if len(content) != expected["bytes"] or found != expected["sha256"]:
         raise IntegrityError(
-            f"{name} has {len(content)} bytes and sha256 {found[:12]}.., recorded are {expected['bytes']} bytes and {expected['sha256'][:12]}..",
+            f"{name} has {len(content)} bytes and sha256 {found[:12]}.., "
+            f"recorded are {expected['bytes']} bytes and {expected['sha256'][:12]}..",
             file=name,
         )
 
@@ -339,7 +352,7 @@ def _owner() -> str:
 def _process_space() -> str:
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return bytes_digest(f"{boot} {os.readlink('/proc/self/ns/pid')}".encode())[:16]
+        return bytes_digest(f"{boot} {Path('/proc/self/ns/pid').readlink()}".encode())[:16]
     except OSError:
         return bytes_digest(socket.gethostname().encode())[:16]
 
@@ -381,67 +394,3 @@ def _store_error(root: Path, verb: str, exc: OSError) -> StoreError:
     elif exc.errno in (errno.ENOTDIR, errno.EEXIST) and root.exists() and not root.is_dir():
         reason = "it is a file, expected a folder"
     return StoreError(f"cannot {verb} the artifact store {root}: {reason}; {advice}", root=str(root), errno=exc.errno)
-
-
-@dataclass
-class FsspecRemote:
-    """A store behind an fsspec URL (s3://, gs://, file://, memory://): blobs by digest, one record for each entry.
-
-    A record is one object and names its blobs by digest, so writers cannot mix, and a half-done push is a miss.
-    Not promised: that a push succeeds; a store that fails is reported once and left alone afterwards.
-    """
-
-    url: str
-    warn: Callable[[str], None] = field(default=lambda text: warnings.warn(text, StoreWarning, stacklevel=3))
-    _filesystem: Any = field(default=None, init=False)
-    _base: str = field(default="", init=False)
-    _has_failed: bool = field(default=False, init=False)
-
-    def __post_init__(self) -> None:
-        try:
-            self._filesystem, self._base = fsspec.core.url_to_fs(self.url)
-        except (ValueError, ImportError) as exc:
-            raise StoreError(f"--remote {self.url!r} cannot be opened: {exc}", url=self.url) from exc
-
-    def pull(self, kind: str, key: str) -> Artifact | None:
-        """Return a verified entry, or None if it is missing, damaged or out of reach."""
-        if self._has_failed:
-            return None
-        try:
-            record = parse_record(self._filesystem.cat_file(self._record_path(kind, key)), kind, key)
-            files = {name: self._pull_blob(name, expected) for name, expected in record["files"].items()}
-            return Artifact(kind, key, record["fields"], record["facts"], files)
-        except FileNotFoundError:
-            return None
-        except IntegrityError as exc:
-            self.warn(f"{self.url}: {kind}/{key} is damaged ({exc}); it counts as missing")
-        except Exception as exc:
-            self._give_up(exc)
-        return None
-
-    def _pull_blob(self, name: str, expected: Mapping[str, Any]) -> bytes:
-        content: bytes = self._filesystem.cat_file(f"{self._base}/blobs/{expected['sha256']}")
-        check_content(name, content, expected)
-        return content
-
-    def push(self, artifact: Artifact) -> None:
-        """Upload an entry: first its blobs, then its record."""
-        if self._has_failed:
-            return
-        try:
-            for content in artifact.files.values():
-                self._upload(f"{self._base}/blobs/{bytes_digest(content)}", content)
-            self._upload(self._record_path(artifact.kind, artifact.key), make_record(artifact))
-        except Exception as exc:
-            self._give_up(exc)
-
-    def _upload(self, path: str, content: bytes) -> None:
-        self._filesystem.makedirs(path.rpartition("/")[0], exist_ok=True)
-        self._filesystem.pipe_file(path, content)
-
-    def _record_path(self, kind: str, key: str) -> str:
-        return f"{self._base}/{kind}/{key}.json"
-
-    def _give_up(self, exc: Exception) -> None:
-        self._has_failed = True
-        self.warn(f"{self.url} is out of reach ({type(exc).__name__}: {exc}); the build goes on without it")

@@ -196,7 +196,9 @@ def _dotted(version: tuple[int, int]) -> str:
 def default_prefix(cache_root: Path | None = None) -> Path:
     """Return where the pinned toolkit belongs: in ``.toolchain`` of a checkout, else in the user's cache folder."""
     checkout = Path(__file__).resolve().parent.parent
-    base = checkout / ".toolchain" if (checkout / "pyproject.toml").is_file() else (cache_root or Path.home() / ".cache") / "tkbuild"
+    base = (
+        checkout / ".toolchain" if (checkout / "pyproject.toml").is_file() else (cache_root or Path.home() / ".cache") / "tkbuild"
+    )
     return base / f"cuda-{CUDA_VERSION}"
 
 
@@ -216,12 +218,14 @@ def install(prefix: Path | None = None, *, timeout_s: float = INSTALL_TIMEOUT_S)
             staging.chmod(0o755)
             _publish(staging, prefix)
     except OSError as exc:
-        raise ToolchainError(f"cannot install the CUDA toolkit to {prefix}: {exc.strerror}; give another --prefix", prefix=str(prefix)) from exc
+        raise ToolchainError(
+            f"cannot install the CUDA toolkit to {prefix}: {exc.strerror}; give another --prefix", prefix=str(prefix)
+        ) from exc
     return prefix
 
 
 def _pip_install(target: Path, timeout_s: float) -> None:
-    options = ["--target", target, "--no-compile", "--disable-pip-version-check", "--no-input", "--quiet"]
+    options = ["--target", str(target), "--no-compile", "--disable-pip-version-check", "--no-input", "--quiet"]
     # pip, unlike a compiler, follows the caller's environment: index, proxy and certificates are set there.
     finished = run([sys.executable, "-m", "pip", "install", *options, *CUDA_REQUIREMENTS], timeout_s=timeout_s, env=os.environ)
     if finished.returncode:
@@ -270,7 +274,10 @@ def _checked_root(text: str) -> Path:
     elif not Path(text).is_dir():
         problem = "it is a dangling link" if Path(text).is_symlink() else "there is no such folder"
     if problem:
-        raise ToolchainError(f"--cuda-home (CUDA_HOME) {text!r} is no CUDA toolkit: {problem}; or leave it out and run `{INSTALL_COMMAND}`", value=text)
+        raise ToolchainError(
+            f"--cuda-home (CUDA_HOME) {text!r} is no CUDA toolkit: {problem}; or leave it out and run `{INSTALL_COMMAND}`",
+            value=text,
+        )
     root = Path(text)
     # A pip prefix holds the toolkit one level deeper; both spellings are understood.
     nested = sorted(root.glob("nvidia/cu*"))
@@ -280,7 +287,10 @@ def _checked_root(text: str) -> Path:
 def _require_parts(root: Path) -> None:
     missing = [part for part in (*_COMPILER_FILES[:-1], "include/cuda.h", "include/cuda_runtime.h") if not (root / part).is_file()]
     if missing:
-        raise ToolchainError(f"the CUDA toolkit at {root} lacks {', '.join(missing)}; run `{INSTALL_COMMAND}` or give another --cuda-home", missing=missing)
+        raise ToolchainError(
+            f"the CUDA toolkit at {root} lacks {', '.join(missing)}; run `{INSTALL_COMMAND}` or give another --cuda-home",
+            missing=missing,
+        )
 
 
 def _release(root: Path) -> str:
@@ -290,7 +300,10 @@ def _release(root: Path) -> str:
     versions = {"nvcc": nvcc.rsplit(".", 1)[0], "ptxas": ptxas.rsplit(".", 1)[0], "cuda.h": header}
     if len(set(versions.values())) > 1:
         listed = ", ".join(f"{part} {version}" for part, version in versions.items())
-        raise ToolchainError(f"the parts of the CUDA toolkit at {root} are of different versions: {listed}; run `{INSTALL_COMMAND}`", **{"versions": versions})
+        raise ToolchainError(
+            f"the parts of the CUDA toolkit at {root} are of different versions: {listed}; run `{INSTALL_COMMAND}`",
+            versions=versions,
+        )
     return nvcc
 
 
@@ -298,7 +311,10 @@ def _tool_release(tool: Path) -> str:
     finished = run([tool, "--version"], timeout_s=_VERSION_TIMEOUT_S)
     match = re.search(r"release \d+\.\d+, V(\d+\.\d+\.\d+)", finished.stdout)
     if finished.returncode or match is None:
-        raise ToolchainError(f"{tool} does not tell its version: {(finished.stderr or finished.stdout).strip()[:200]!r}; run `{INSTALL_COMMAND}`", tool=str(tool))
+        raise ToolchainError(
+            f"{tool} does not tell its version: {(finished.stderr or finished.stdout).strip()[:200]!r}; run `{INSTALL_COMMAND}`",
+            tool=str(tool),
+        )
     return match.group(1)
 
 
@@ -346,9 +362,11 @@ def _file_digests(root: Path) -> dict[str, str]:
 _REFUSED_FLAGS = re.compile(
     r"-I|-L|-isystem|-include|--include|--pre-include|-ccbin|--compiler-bindir|-o$|--output|-arch|--gpu|-code|-gencode|--generate"
     r"|-lineinfo|--generate-line-info|-G|--device-debug|-g$|--debug|-rdc|--relocatable|-dc|--device-c|-ptx|--ptx|-fatbin|--fatbin"
-    r"|-keep|--keep|-optf|--options-file|-M|-E$|--dryrun|-dryrun|@"
+    r"|-keep|--keep|-optf|--options-file|-M|-E$|--dryrun|-dryrun"
 )
-_OWN_FLAGS = ("-O3", "-std=c++20")
+# TileLang's own flags without -lineinfo; silence for what its headers cause in every kernel (deprecated vector types,
+# needless annotations); and the assembler's report on registers and spills.
+_OWN_FLAGS = ("-O3", "-std=c++20", "-diag-suppress=1444,20012", "-Xptxas=-v")
 
 
 def compile_flags(pass_configs: Mapping[str, Any], extra: Sequence[str]) -> tuple[str, ...]:
@@ -363,8 +381,10 @@ def compile_flags(pass_configs: Mapping[str, Any], extra: Sequence[str]) -> tupl
     flags += ["--use_fast_math"] if pass_configs.get("tl.enable_fast_math") else []
     flags += [f"--ptxas-options=--register-usage-level={int(level)}"] if level is not None else []
     for flag in (*asked, *extra):
-        if _REFUSED_FLAGS.match(flag):
-            raise ArgumentError(f"compile flag {flag!r} is refused: it names files, the target or the output, which tkbuild decides", flag=flag)
+        if not flag.startswith("-") or _REFUSED_FLAGS.match(flag):
+            raise ArgumentError(
+                f"compile flag {flag!r} is refused: it names files, the target or the output, which tkbuild decides", flag=flag
+            )
     return (*flags, *extra)
 
 
@@ -392,7 +412,8 @@ def find_tilelang() -> TileLangPackage:
         raise ToolchainError("tilelang is not installed; run `pip install 'tkbuild[compile]'`", package="tilelang") from exc
     if distribution.version != TILELANG_VERSION:
         raise ToolchainError(
-            f"tilelang {distribution.version} is installed, tkbuild needs {TILELANG_VERSION}; run `pip install tilelang=={TILELANG_VERSION}`",
+            f"tilelang {distribution.version} is installed, tkbuild needs {TILELANG_VERSION}; "
+            f"run `pip install tilelang=={TILELANG_VERSION}`",
             package="tilelang",
         )
     include = ("tilelang/src", "tilelang/3rdparty/cutlass/include")

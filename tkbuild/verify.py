@@ -23,6 +23,8 @@ from tkbuild.runtime.op import load
 from tkbuild.runtime.registry import InstalledVariant, registry
 
 _LISTED_MISMATCHES = 3
+#: Comparisons in float64 work on this many elements at a time.
+_CHUNK_ELEMS = 2**26
 
 
 @dataclass(frozen=True)
@@ -159,20 +161,27 @@ def _compare(name: str, tensor: GuardedTensor, wanted: torch.Tensor, tolerance: 
     if got.shape != wanted.shape or got.dtype != wanted.dtype:
         return [f"{name}: the reference has {tuple(wanted.shape)} {wanted.dtype}, the kernel {tuple(got.shape)} {got.dtype}"]
     problems = []
-    if stray := tensor.stray_writes():
-        problems.append(f"{name}: {stray} bytes outside the tensor were written")
     wrong = _wrong(got, wanted, tolerance)
     if count := int(wrong.sum()):
         places = [tuple(place) for place in wrong.nonzero()[:_LISTED_MISMATCHES].tolist()]
         shown = ", ".join(f"{place}: {got[place].item()!r} for {wanted[place].item()!r}" for place in places)
         problems.append(f"{name}: {count} of {got.numel()} elements differ from the reference, at {shown}")
+    if stray := tensor.stray_writes():
+        problems.append(f"{name}: {stray} bytes outside the tensor were written")
     return problems
 
 
 def _wrong(got: torch.Tensor, wanted: torch.Tensor, tolerance: Tolerance) -> torch.Tensor:
     if tolerance.exact:
         return _as_integers(got) != _as_integers(wanted)
-    a, b = got.double(), wanted.double()
+    wrong = torch.empty(got.shape, dtype=torch.bool, device=got.device)
+    step = max(1, _CHUNK_ELEMS * got.shape[0] // max(1, got.numel())) if got.dim() else 1
+    for a, b, out in zip(got.split(step), wanted.split(step), wrong.split(step), strict=True):
+        out.copy_(_far(a.double(), b.double(), tolerance))
+    return wrong
+
+
+def _far(a: torch.Tensor, b: torch.Tensor, tolerance: Tolerance) -> torch.Tensor:
     close = (a - b).abs() <= tolerance.atol + tolerance.rtol * b.abs()
     return ~(close | (a == b) | (a.isnan() & b.isnan()))
 

@@ -57,8 +57,13 @@ const char* TypeName(const TVMFFIAny& value) {
 }
 
 [[gnu::cold]] bool FailDtype(const Plan& plan, const Arg& arg, DLDataType got) {
-  return Fail(kArgumentError, "%s: %s: dtype %s (DLPack code %d, %d bits, %d lanes), expected %s", plan.variant, arg.name,
-              DtypeName(got), got.code, got.bits, got.lanes, arg.dtype->name);
+  Text name;
+  if (const char* known = DtypeName(got)) {
+    name.Add("%s", known);
+  } else {
+    name.Add("? (DLPack code %d, %d bits, %d lanes)", got.code, got.bits, got.lanes);
+  }
+  return Fail(kArgumentError, "%s: %s: dtype %s, expected %s", plan.variant, arg.name, name.c_str(), arg.dtype->name);
 }
 
 // --- checks of one tensor ---
@@ -305,9 +310,7 @@ bool BindCall(const Plan& plan, const TVMFFIAny* args, int count, Call* call) {
   return Binder(plan, call).Bind(args);
 }
 
-bool EvaluateFor(const Plan& plan, const Expr& expr, const Call& call, const char* what, int64_t* out) {
-  const EvalStatus status = expr.Evaluate(call.slots, out);
-  if (__builtin_expect(status == EvalStatus::kOk, true)) return true;
+bool FailEvaluation(const Plan& plan, const Expr& expr, const char* what, EvalStatus status) {
   return Fail(kArgumentError, "%s: %s: %s %s", plan.variant, what, expr.text, Describe(status));
 }
 

@@ -19,7 +19,12 @@ inline void* DataPointer(const DLTensor& tensor) { return static_cast<char*>(ten
 // False with an ArgumentError raised. Allocates nothing; asks the driver only for the SM count, if the plan uses it.
 bool BindCall(const Plan& plan, const TVMFFIAny* args, int count, Call* call);
 
-// Evaluates an expression of a launch; `what` names it in the ArgumentError of a failure.
-bool EvaluateFor(const Plan& plan, const Expr& expr, const Call& call, const char* what, int64_t* out);
+[[gnu::cold]] bool FailEvaluation(const Plan& plan, const Expr& expr, const char* what, EvalStatus status);
+
+// Evaluates an expression of the plan; `what` names it in the ArgumentError of a failure.
+inline bool EvaluateFor(const Plan& plan, const Expr& expr, const Call& call, const char* what, int64_t* out) {
+  const EvalStatus status = expr.Evaluate(call.slots, out);
+  return __builtin_expect(status == EvalStatus::kOk, true) || FailEvaluation(plan, expr, what, status);
+}
 
 }  // namespace tkbuild

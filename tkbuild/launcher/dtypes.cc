@@ -38,7 +38,7 @@ const char* DtypeName(DLDataType dlpack) {
   for (const Dtype& dtype : kDtypes) {
     if (SameDtype(dtype.dlpack, dlpack)) return dtype.name;
   }
-  return "?";
+  return nullptr;
 }
 
 bool IsFloat(const Dtype& dtype) { return dtype.dlpack.code == kDLFloat && dtype.dlpack.bits >= 32; }

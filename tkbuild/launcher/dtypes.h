@@ -13,7 +13,7 @@ struct Dtype {
 
 // Null when no dtype has the name.
 const Dtype* FindDtype(const char* name);
-// The name for messages; "?" for one that launch plans cannot hold.
+// Null for one that launch plans cannot hold.
 const char* DtypeName(DLDataType dlpack);
 
 inline bool SameDtype(DLDataType a, DLDataType b) { return a.code == b.code && a.bits == b.bits && a.lanes == b.lanes; }

@@ -50,17 +50,20 @@ struct Instruction {
 enum class EvalStatus { kOk, kOverflow, kDivisionByZero };
 
 struct Expr {
-  Span<const Instruction> code;
-  const char* text = "";  // as written in a spec, for messages
+  enum class Kind : uint8_t { kConstant, kSlot, kCode };
 
-  bool IsConstant() const { return code.size == 1 && code[0].op == Op::kConstant; }
+  Kind kind;
+  int32_t slot;      // kSlot
+  int64_t value;     // kConstant
+  const char* text;  // as written in a spec, for messages
+  Span<const Instruction> code;
+
+  bool IsConstant() const { return kind == Kind::kConstant; }
 
   EvalStatus Evaluate(const int64_t* slots, int64_t* out) const {
-    if (code.size == 1) {
-      *out = code[0].op == Op::kSlot ? slots[code[0].operand] : code[0].value;
-      return EvalStatus::kOk;
-    }
-    return Run(slots, out);
+    if (kind == Kind::kCode) return Run(slots, out);
+    *out = kind == Kind::kSlot ? slots[slot] : value;
+    return EvalStatus::kOk;
   }
 
  private:

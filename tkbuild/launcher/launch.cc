@@ -113,12 +113,9 @@ bool Kernel::Submit(const Launch& launch, const Geometry& geometry, CUstream str
 
 // --- sizes ---
 
-bool Kernel::EvaluateSize(const Expr& expr, const Call& call, const char* what, int64_t low, int64_t high,
-                          int64_t* out) const {
-  if (!EvaluateFor(*plan_, expr, call, what, out)) return false;
-  if (*out >= low && *out <= high) return true;
+bool Kernel::FailSize(const Expr& expr, const char* what, int64_t low, int64_t high, int64_t got) const {
   return Fail(kArgumentError, "%s: %s = %s is %lld, expected a value from %lld to %lld; split the call", plan_->variant,
-              what, expr.text, static_cast<long long>(*out), static_cast<long long>(low), static_cast<long long>(high));
+              what, expr.text, static_cast<long long>(got), static_cast<long long>(low), static_cast<long long>(high));
 }
 
 bool Kernel::EvaluateGrid(const Launch& launch, const Call& call, Geometry* out) const {

@@ -299,13 +299,12 @@ class PlanReader {
     for (const Json* entry = list.first; entry != nullptr; entry = entry->next, ++axis) {
       Extent& extent = (*out)[axis];
       if (!ReadExpr(*entry, Where(where, "[%d]", axis), &extent.expr)) return false;
-      const Instruction& first = extent.expr.code[0];
       if (extent.expr.IsConstant()) {
         extent.kind = Extent::Kind::kConstant;
-        extent.value = first.value;
-      } else if (extent.expr.code.size == 1 && IsDim(first.operand)) {
+        extent.value = extent.expr.value;
+      } else if (extent.expr.kind == Expr::Kind::kSlot && IsDim(extent.expr.slot)) {
         extent.kind = Extent::Kind::kDim;
-        extent.slot = first.operand;
+        extent.slot = extent.expr.slot;
       } else {
         extent.kind = Extent::Kind::kExpr;
         plan_->deferred.data[plan_->deferred.size++] = {arg, axis, is_stride};

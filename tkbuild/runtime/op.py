@@ -68,6 +68,7 @@ class KernelOp:
         #: The op in ``torch.ops`` and its keyword names, set when it is registered; traced calls go through it.
         self.dispatched: Callable[..., Result] | None = None
         self.keywords: tuple[str, ...] = ()
+        self.dtype_keywords: tuple[str, ...] = ()
         self._plans: dict[Any, CallPlan] = {}
 
     @functools.cached_property
@@ -102,7 +103,10 @@ class KernelOp:
     def _dispatch(self, tensors: tuple[Any, ...], values: tuple[Any, ...], outs: tuple[torch.Tensor, ...] | None) -> Result:
         """Call the op in ``torch.ops``, which tracing, fake tensors and tensor subclasses understand."""
         assert self.dispatched is not None, "ops are registered when tkbuild.ops is imported"
-        result = self.dispatched(*tensors, **dict(zip(self.keywords, values, strict=True)))
+        keywords = dict(zip(self.keywords, values, strict=True))
+        for name in self.dtype_keywords:
+            keywords[name] = getattr(torch, keywords[name])
+        result = self.dispatched(*tensors, **keywords)
         if outs is None:
             return result
         for out, value in zip(outs, result if isinstance(result, tuple) else (result,), strict=True):

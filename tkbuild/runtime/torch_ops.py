@@ -14,7 +14,7 @@ from tkbuild.runtime.registry import registry
 from tkbuild.signature import AxisSpec, KernelSignature, OptionSpec, ScalarSpec
 
 NAMESPACE = "tkbuild"
-_AXIS_TYPES = {"int": "SymInt", "str": "str", "bool": "bool", "dtype": "ScalarType"}
+_AXIS_TYPES = {"int": "int", "str": "str", "bool": "bool", "dtype": "ScalarType"}
 
 Implementation = Callable[..., Any]
 
@@ -37,7 +37,7 @@ def schema(signature: KernelSignature) -> str:
 
 
 def _axis_text(axis: AxisSpec) -> str:
-    return f"{_AXIS_TYPES[axis.type]} {axis.name}".replace("SymInt", "int")
+    return f"{_AXIS_TYPES[axis.type]} {axis.name}"
 
 
 def _scalar_text(spec: ScalarSpec | OptionSpec) -> str:
@@ -61,6 +61,7 @@ def register_torch_ops() -> tuple[str, ...]:
         torch.library.register_fake(f"{NAMESPACE}::{signature.op}", _fake_implementation(signature), lib=library)
         op = kernel_op(signature.kernel)
         op.keywords = tuple(spec.name for spec in (*signature.given_axes, *signature.options, *signature.scalars))
+        op.dtype_keywords = tuple(axis.name for axis in signature.given_axes if axis.type == "dtype")
         op.dispatched = getattr(torch.ops.tkbuild, signature.op).default
         names.append(signature.op)
     return tuple(names)

@@ -1,0 +1,289 @@
+"""Finding and checking toolkits, running processes, and compiler flags."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from fake_toolkit import FakeToolkit
+
+from tkbuild import toolchain
+from tkbuild.arch import TargetArch
+from tkbuild.errors import ArgumentError, StepTimeoutError, ToolchainError
+from tkbuild.toolchain import ProcessGroups, clean_environment, compile_flags, find, install, run
+
+SM_90A, SM_103A = TargetArch.parse("sm_90a"), TargetArch.parse("sm_103a")
+
+
+@pytest.fixture
+def kit(tmp_path: Path) -> FakeToolkit:
+    return FakeToolkit.create(tmp_path / "cuda")
+
+
+# ---- finding
+
+
+def test_everything_comes_from_one_root(kit: FakeToolkit) -> None:
+    found = kit.toolchain()
+    assert (found.version, found.release, found.host_release) == ((13, 5), "13.5.37", "12.2.0")
+    assert found.nvcc == kit.root / "bin/nvcc"
+    assert found.environment()["PATH"].split(":")[:2] == [str(kit.root / "bin"), str(kit.root / "nvvm/bin")]
+
+
+def test_tools_on_path_are_not_used(kit: FakeToolkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = FakeToolkit.create(tmp_path / "old", release="12.8.1", header=12080)
+    monkeypatch.setenv("PATH", f"{old.root / 'bin'}:{os.environ['PATH']}")
+    assert kit.toolchain().version == (13, 5)
+    with pytest.raises(ToolchainError, match=r"sm_103a needs CUDA 12\.9 or later, found 12\.8 at .*old/bin/nvcc"):
+        old.toolchain().require(SM_103A)
+    old.toolchain().require(SM_90A)
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ("", "it is empty"),
+        ("  ", "it is empty"),
+        (":{root}", "a list of paths"),
+        ("{root}:{root}", "a list of paths"),
+        ("relative/cuda", "not an absolute path"),
+        ("/nonexistent/cuda", "no such folder"),
+        ("{dangling}", "dangling link"),
+        ("{empty}", "lacks bin/nvcc"),
+    ],
+)
+def test_bad_roots_are_named(kit: FakeToolkit, tmp_path: Path, value: str, problem: str) -> None:
+    (tmp_path / "dangling").symlink_to(tmp_path / "gone")
+    (tmp_path / "empty").mkdir()
+    given = value.format(root=kit.root, dangling=tmp_path / "dangling", empty=tmp_path / "empty")
+    with pytest.raises(ToolchainError, match=problem) as caught:
+        find(given, host_compiler=kit.root / "bin/g++")
+    assert "--cuda-home" in caught.value.message
+    assert "tkbuild doctor --install-toolchain" in caught.value.message
+    assert given.strip() in caught.value.message
+
+
+@pytest.mark.parametrize("name", ["cuda with a space", "cuda'quote", "cuda$(touch x)"])
+def test_odd_but_right_roots_work(tmp_path: Path, name: str) -> None:
+    kit = FakeToolkit.create(tmp_path / name)
+    assert find(f"{kit.root}/", host_compiler=kit.root / "bin/g++").version == (13, 5)
+    assert not (tmp_path / "x").exists()
+
+
+def test_parts_of_different_versions_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ToolchainError, match=r"nvcc 13\.5, ptxas 13\.1, cuda\.h 13\.5"):
+        FakeToolkit.create(tmp_path / "a", ptxas_release="13.1.80").toolchain()
+    with pytest.raises(ToolchainError, match=r"nvcc 13\.5, ptxas 13\.5, cuda\.h 12\.9"):
+        FakeToolkit.create(tmp_path / "b", header=12090).toolchain()
+
+
+@pytest.mark.parametrize("part", ["bin/ptxas", "bin/cudafe++", "nvvm/bin/cicc", "include/cuda.h"])
+def test_missing_parts_are_named(kit: FakeToolkit, part: str) -> None:
+    (kit.root / part).unlink()
+    with pytest.raises(ToolchainError, match=f"lacks {re.escape(part)}"):
+        kit.toolchain()
+
+
+def test_tool_that_does_not_run(kit: FakeToolkit) -> None:
+    (kit.root / "bin/ptxas").write_text("#!/bin/sh\necho broken >&2; exit 127\n")
+    with pytest.raises(ToolchainError, match=r"ptxas does not tell its version: 'broken'"):
+        kit.toolchain()
+    (kit.root / "bin/ptxas").chmod(0o644)
+    with pytest.raises(ToolchainError, match=r"cannot start .*ptxas: Permission denied"):
+        kit.toolchain()
+
+
+def test_missing_host_compiler_says_how_to_get_it(kit: FakeToolkit, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(ToolchainError, match=r"apt-get install g\+\+"):
+        find(kit.root)
+
+
+def test_digests_follow_content_only(kit: FakeToolkit, tmp_path: Path) -> None:
+    same = FakeToolkit.create(tmp_path / "elsewhere/cuda")
+    for name in ("bin/nvcc", "bin/ptxas", "nvvm/bin/cicc"):  # the scripts name their root; real tools do not
+        (same.root / name).write_bytes((kit.root / name).read_bytes())
+    before = kit.toolchain().digests
+    assert same.toolchain().digests == before
+    os.utime(kit.root / "include/cuda.h", (0, 0))
+    assert kit.toolchain().digests == before
+    (kit.root / "include/cuda_runtime.h").write_text("// changed\n")
+    after = kit.toolchain().digests
+    assert (after["compiler"], after["headers"] != before["headers"]) == (before["compiler"], True)
+    (kit.root / "nvvm/bin/cicc").write_text("#!/bin/sh\n# other\n")
+    assert kit.toolchain().digests["compiler"] != before["compiler"]
+
+
+def test_no_toolkit_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(toolchain, "default_prefix", lambda: tmp_path / "cuda-13")
+    with pytest.raises(ToolchainError, match="run `tkbuild doctor --install-toolchain`"):
+        find()
+
+
+# ---- installing
+
+
+def _fake_pip(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, body: str) -> None:
+    script = tmp_path / "python"
+    script.write_text(f"#!/bin/sh\n{body}\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(script))
+
+
+def test_install_publishes_a_whole_prefix_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _fake_pip(monkeypatch, tmp_path, f'echo "$@" >> {tmp_path}/calls; mkdir -p "$5/nvidia/cu13"')
+    prefix = tmp_path / "tools/cuda-1"
+    assert install(prefix) == install(prefix) == prefix
+    assert (prefix / "nvidia/cu13").is_dir()
+    (call,) = (tmp_path / "calls").read_text().splitlines()
+    assert call.endswith(" ".join(toolchain.CUDA_REQUIREMENTS))
+    assert [path.name for path in prefix.parent.iterdir()] == ["cuda-1"]
+
+
+def test_failed_install_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _fake_pip(monkeypatch, tmp_path, 'mkdir -p "$5/nvidia"; echo "no matching distribution" >&2; exit 1')
+    with pytest.raises(ToolchainError, match="no matching distribution"):
+        install(tmp_path / "tools/cuda-1")
+    assert list((tmp_path / "tools").iterdir()) == []
+
+
+def test_install_into_a_file(tmp_path: Path) -> None:
+    (tmp_path / "tools").write_text("")
+    with pytest.raises(ToolchainError, match="give another --prefix"):
+        install(tmp_path / "tools/cuda-1")
+
+
+def test_versions_agree_with_the_project() -> None:
+    project = (Path(__file__).parent.parent / "pyproject.toml").read_text()
+    for name, version in (
+        ("tilelang", toolchain.TILELANG_VERSION),
+        ("apache-tvm-ffi", toolchain.TVM_FFI_VERSION),
+        ("ziglang", toolchain.ZIGLANG_VERSION),
+    ):
+        assert set(re.findall(rf'"{name}==([^"]+)"', project)) == {version}
+
+
+# ---- running
+
+
+def test_run_returns_what_the_process_wrote() -> None:
+    finished = run(["/bin/sh", "-c", "echo out; echo err >&2; exit 3"], timeout_s=10)
+    assert (finished.returncode, finished.stdout, finished.stderr) == (3, "out\n", "err\n")
+
+
+def test_environment_is_clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CPATH", "NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "CUDA_HOME", "LD_PRELOAD", "LC_MESSAGES", "GCC_EXEC_PREFIX"):
+        monkeypatch.setenv(name, "/evil")
+    monkeypatch.setenv("PATH", f":relative:{os.environ['PATH']}")
+    lines = run(["/usr/bin/env"], timeout_s=10).stdout.splitlines()
+    assert {line.split("=")[0] for line in lines} <= {"PATH", "LC_ALL", "LANG", "TZ", "TMPDIR", "PWD", "SHLVL", "_"}
+    assert "LC_ALL=C" in lines
+    assert "relative" not in clean_environment()["PATH"]
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def _wait_for(path: Path) -> int:
+    for _ in range(500):
+        if path.exists() and path.read_text().strip():
+            return int(path.read_text())
+        time.sleep(0.01)
+    raise AssertionError(f"{path} did not appear")
+
+
+def test_time_out_ends_the_whole_group(tmp_path: Path) -> None:
+    script = f"trap '' TERM; sleep 300 & echo $! > {tmp_path}/pid; wait"
+    started = time.monotonic()
+    with pytest.raises(StepTimeoutError, match=r"sh was stopped after 0\.5 s"):
+        run(["/bin/sh", "-c", script], timeout_s=0.5)
+    assert time.monotonic() - started < 5
+    time.sleep(0.05)
+    assert not _is_alive(_wait_for(tmp_path / "pid"))
+
+
+def test_background_child_does_not_block_the_reader() -> None:
+    started = time.monotonic()
+    finished = run(["/bin/sh", "-c", "sleep 2 & echo done"], timeout_s=10)
+    assert finished.stdout == "done\n"
+    assert time.monotonic() - started < 1.5
+
+
+def test_interrupt_ends_the_whole_group(tmp_path: Path) -> None:
+    code = f"""
+import sys
+from tkbuild.toolchain import run
+run(["/bin/sh", "-c", "trap '' TERM INT; sleep 300 & echo $! > {tmp_path}/pid; wait"], timeout_s=100)
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parent.parent, stderr=subprocess.DEVNULL)
+    grandchild = _wait_for(tmp_path / "pid")
+    process.send_signal(signal.SIGINT)
+    assert process.wait(10) != 0
+    time.sleep(0.05)
+    assert not _is_alive(grandchild)
+
+
+def test_closed_groups_start_nothing(tmp_path: Path) -> None:
+    groups = ProcessGroups()
+    process = groups.start(["/bin/sleep", "300"])
+    groups.close()
+    assert process.wait(5) == -signal.SIGKILL
+    with pytest.raises(ToolchainError, match="is being stopped"):
+        groups.start(["/bin/true"])
+
+
+# ---- flags
+
+
+def test_flags_mean_what_tilelang_means() -> None:
+    own = ("-O3", "-std=c++20", "-diag-suppress=1444,20012", "-Xptxas=-v")
+    assert compile_flags({}, []) == own
+    assert compile_flags({"tl.enable_fast_math": False, "tl.ptxas_register_usage_level": None}, []) == own
+    configs = {"tl.enable_fast_math": True, "tl.ptxas_register_usage_level": 7, "tl.device_compile_flags": "-DA=1 -DB=2", "tl.other": 1}
+    assert compile_flags(configs, ["-maxrregcount=64"]) == (
+        *own,
+        "-DA=1",
+        "-DB=2",
+        "--use_fast_math",
+        "--ptxas-options=--register-usage-level=7",
+        "-maxrregcount=64",
+    )
+    assert compile_flags({"tl.device_compile_flags": ["-DA", "-DB -DC"]}, []) == (*own, "-DA", "-DB", "-DC")
+
+
+@pytest.mark.parametrize(
+    "flag", ["-I/usr/include", "-include", "other.cu", "-lineinfo", "-G", "-g", "-o", "-arch=sm_80", "-gencode=x", "-rdc=true", "-ccbin=x", "@file", "-keep"]
+)
+def test_flags_that_no_key_covers_are_refused(flag: str) -> None:
+    with pytest.raises(ArgumentError, match=re.escape(repr(flag))):
+        compile_flags({}, [flag])
+    with pytest.raises(ArgumentError, match=re.escape(repr(flag))):
+        compile_flags({"tl.device_compile_flags": flag}, [])
+
+
+@pytest.mark.toolchain
+def test_tilelang_is_found_without_importing_it() -> None:
+    package = toolchain.find_tilelang()
+    assert package.version == toolchain.TILELANG_VERSION
+    assert (package.include_dirs[0] / "tl_templates/cuda/common.h").is_file()
+    assert (package.include_dirs[1] / "cute").is_dir()
+
+
+def test_other_tilelang_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    info = tmp_path / "tilelang-0.1.14.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tilelang\nVersion: 0.1.14\n")
+    monkeypatch.setattr(importlib.metadata, "distribution", lambda name: importlib.metadata.PathDistribution(info))
+    with pytest.raises(ToolchainError, match=r"pip install tilelang==0\.1\.15"):
+        toolchain.find_tilelang()

@@ -1,0 +1,528 @@
+"""Run a plan: what the store lacks is lowered, compiled, checked and put; everything else is read from it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import queue
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import asdict, dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from tkbuild.compile import CompiledKernel, Compiler, check_allowed
+from tkbuild.digest import bytes_digest
+from tkbuild.errors import ArgumentError, LowerError, StepTimeoutError, StoreError, TkbuildError
+from tkbuild.forking import ForkClient, ServerEndedError
+from tkbuild.frontend import CannotFork, split_headers
+from tkbuild.launchplan import make_launch_plan
+from tkbuild.plan import BuildFacts, BuildPlan, BuildRequest, CompileStep, FieldChange, LowerStep, changed_fields, compile_step
+from tkbuild.store import Artifact, Store
+from tkbuild.toolchain import ProcessGroups, TileLangPackage, Toolchain, clean_environment, work_folder
+
+STEP_TIMEOUT_S = 600.0
+_IMPORT_TIMEOUT_S = 300.0
+# What one job may need: a front end with its headers, an assembler, a share of TileLang.
+_JOB_BYTES = 1_500_000_000
+_LOG_TAIL_CHARS = 20_000
+
+Json = Any
+
+
+@dataclass(frozen=True)
+class BuildEvent:
+    """Something happened. kind: started, hit, lowered, compiled, failed or done.
+
+    variants: whom it concerns.  elapsed_s: of the step, or of the build.  finished, total: numbers of variants.
+    """
+
+    kind: str
+    variants: tuple[str, ...]
+    elapsed_s: float
+    finished: int
+    total: int
+    message: str = ""
+
+    def to_json(self) -> dict[str, Json]:
+        """Return the event as a JSON object."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class BuiltVariant:
+    """A variant that is in the store, under its two keys. plan: its launch plan.  resources: by kernel function."""
+
+    request: BuildRequest
+    plan: Mapping[str, Json]
+    cubin: bytes = field(repr=False)
+    cubin_sha256: str
+    resources: Mapping[str, Mapping[str, int]]
+    lower_key: str
+    compile_key: str
+
+    @property
+    def variant(self) -> str:
+        """The variant's id."""
+        return self.request.variant
+
+
+@dataclass(frozen=True)
+class BuildFailure:
+    """A variant that was not built: the stage, after how long, and why."""
+
+    variant: str
+    stage: str
+    elapsed_s: float
+    error: TkbuildError
+
+
+@dataclass(frozen=True)
+class BuildResult:
+    """What a build came to. hits: variants that needed nothing.  lowered, compiled: steps that were run."""
+
+    built: tuple[BuiltVariant, ...]
+    failures: tuple[BuildFailure, ...]
+    hits: int
+    lowered: int
+    compiled: int
+    elapsed_s: float
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """How a build runs; nothing here can change its results. jobs None: as many as cores and memory allow."""
+
+    jobs: int | None = None
+    step_timeout_s: float = STEP_TIMEOUT_S
+    share_headers: bool = True
+
+
+def job_count(cores: int, memory_bytes: int, wanted: int | None) -> int:
+    """Return how many steps run at once. Raises: ArgumentError for fewer than one."""
+    if wanted is not None and wanted < 1:
+        raise ArgumentError(f"-j {wanted}: expected at least 1", jobs=wanted)
+    return wanted or max(1, min(cores, memory_bytes // _JOB_BYTES))
+
+
+def _machine_job_count(wanted: int | None) -> int:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return job_count(cores, os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), wanted)
+
+
+def build(
+    plan: BuildPlan,
+    store: Store,
+    toolchain: Toolchain,
+    tilelang: TileLangPackage,
+    options: BuildOptions | None = None,
+    on_event: Callable[[BuildEvent], None] = lambda event: None,
+) -> BuildResult:
+    """Build what ``plan`` lists and return all of it; a step that fails does not stop the others.
+
+    on_event: called in this thread.  Ctrl-C and SIGTERM stop the build with KeyboardInterrupt; no process stays behind,
+    and what was finished is in the store.  When everything is stored, no compiler and no TileLang is started.
+    Raises: StoreError, ToolchainError for an arch that the toolchain is too old for.
+    """
+    for arch in {request.arch for step in plan.steps for request in step.requests}:
+        toolchain.require(arch)
+    options = options or BuildOptions()
+    with work_folder() as folder, _sigterm_interrupts():
+        jobs = _machine_job_count(options.jobs)
+        return _BuildRun(plan, store, _Tools(toolchain, tilelang, folder, options, jobs), jobs, on_event).finish()
+
+
+@contextlib.contextmanager
+def _sigterm_interrupts() -> Iterator[None]:
+    """Within the block SIGTERM does what Ctrl-C does. Only a main thread can ask for that; elsewhere nothing changes."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+class _Tools:
+    """The processes of a build, started when the first step needs them."""
+
+    def __init__(self, toolchain: Toolchain, tilelang: TileLangPackage, folder: Path, options: BuildOptions, jobs: int) -> None:
+        self.groups = ProcessGroups()
+        self._folder, self._numbers, self._lock = folder, count(), threading.Lock()
+        self._lowering: ForkClient | None = None
+        self._compiler = Compiler(toolchain, tilelang.include_dirs, folder, groups=self.groups, headers_kept=jobs)
+        self._share_headers = options.share_headers
+        self._timeout_s = options.step_timeout_s
+
+    def lower(self, request: BuildRequest) -> dict[str, bytes]:
+        """Return the files of a lowered kernel and ``log``. Raises: LowerError, StepTimeoutError."""
+        folder = self._folder / f"lower-{next(self._numbers)}"
+        write_lower_job(folder, request)
+        try:
+            status = self._lower_client().run(folder, self._timeout_s, "lowering")
+            return read_lower_result(folder, status)
+        except ServerEndedError as exc:
+            raise LowerError(f"the process that lowers kernels failed: {exc}\n{self._worker_log()}") from exc
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _lower_client(self) -> ForkClient:
+        with self._lock:
+            if self._lowering is None:
+                self._lowering = start_lower_worker(self._folder, self.groups)
+            return self._lowering
+
+    def _worker_log(self) -> str:
+        log = self._folder / "lower-worker.log"
+        return log.read_text(errors="replace")[-2000:] if log.exists() else ""
+
+    def compile(self, step: CompileStep, shares_headers: bool) -> CompiledKernel:
+        """Compile. Raises: CompileError, StepTimeoutError."""
+        shares_headers = shares_headers and self._share_headers
+        return self._compiler.compile(step.cuda_source, step.arch, step.flags, self._timeout_s, share_headers=shares_headers)
+
+    def close(self) -> None:
+        """End every process."""
+        self.groups.close()
+        if self._lowering is not None:
+            self._lowering.close()
+        self._compiler.close()
+
+
+def start_lower_worker(folder: Path, groups: ProcessGroups) -> ForkClient:
+    """Start the process that lowers kernels and wait until it has imported TileLang. Raises: ServerEndedError."""
+    package_root = str(Path(__file__).resolve().parent.parent)
+    env = {**clean_environment(temp_dir=folder), "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", "HOME": str(folder)}
+    env |= {"PYTHONPATH": package_root, "CUDA_VISIBLE_DEVICES": "", "TILELANG_CACHE_DIR": str(folder / "tilelang-cache")}
+    with (folder / "lower-worker.log").open("wb") as log:
+        process = groups.start(
+            [sys.executable, "-m", "tkbuild.lower_worker"],
+            cwd=folder,
+            env=env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            bufsize=1,
+        )
+    return ForkClient(process, groups, ready_timeout_s=_IMPORT_TIMEOUT_S)
+
+
+def write_lower_job(folder: Path, request: BuildRequest) -> None:
+    """Write a job for lower_worker.py; the source can import the files it declared and no others."""
+    (folder / "sources").mkdir(parents=True)
+    for name, content in request.sources.items():
+        (folder / "sources" / name).write_bytes(content)
+    job = {"source": request.source, "arch": str(request.arch), "pass_configs": dict(request.pass_configs)}
+    (folder / "request.json").write_text(json.dumps(job))
+
+
+def read_lower_result(folder: Path, status: int) -> dict[str, bytes]:
+    """Return what a job left, and its log. Raises: LowerError with the reason, or with the end of the log of a crash."""
+    log = (folder / "log").read_bytes() if (folder / "log").exists() else b""
+    if (folder / "error.json").exists():
+        raise LowerError(json.loads((folder / "error.json").read_text())["message"], log=log.decode(errors="replace"))
+    if status != 0:
+        tail = log.decode(errors="replace")[-2000:]
+        raise LowerError(f"lowering ended with status {status}; the end of its output:\n{tail}", status=status, log=tail)
+    facts = json.loads((folder / "launch_facts.json").read_bytes())
+    plan = json.dumps(facts, sort_keys=True, indent=1).encode() + b"\n"
+    return {"kernel.cu": (folder / "kernel.cu").read_bytes(), "plan.json": plan, "log": log}
+
+
+class _BuildRun:
+    """One run of one plan."""
+
+    def __init__(self, plan: BuildPlan, store: Store, tools: _Tools, jobs: int, on_event: Callable[[BuildEvent], None]) -> None:
+        self._plan, self._store, self._tools, self._on_event = plan, store, tools, on_event
+        self._jobs = jobs
+        self._started = time.monotonic()
+        self._total = len(plan.variants)
+        self._built: dict[str, BuiltVariant] = {}
+        self._failures: dict[str, BuildFailure] = {}
+        self._counts = {"hit": 0, "lowered": 0, "compiled": 0}
+        self._events: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._compiling: dict[str, Future[Artifact]] = {}
+        self._to_compile: list[tuple[CompileStep, BuildRequest, Artifact]] = []
+        self._lock = threading.Lock()
+
+    def finish(self) -> BuildResult:
+        """Do everything and return the result."""
+        try:
+            missing = [step for step in self._plan.steps if not self._take_stored(step)]
+            if missing:
+                self._run_steps(missing)
+        finally:
+            self._tools.close()
+        self._emit("done", (), self._started)
+        order = [variant for variant in self._plan.variants if variant in self._built]
+        return BuildResult(
+            tuple(self._built[variant] for variant in order),
+            tuple(self._failures.values()),
+            self._counts["hit"],
+            self._counts["lowered"],
+            self._counts["compiled"],
+            time.monotonic() - self._started,
+        )
+
+    def _take_stored(self, step: LowerStep) -> bool:
+        """Take a step's results from the store if all of them are there."""
+        lowered = self._store.get("lowered", step.key)
+        if lowered is None:
+            return False
+        artifacts = {}
+        for request in step.requests:
+            compiling = compile_step(lowered.files["kernel.cu"].decode(), request, self._plan.facts)
+            if compiling.key not in artifacts:
+                cubin = self._store.get("cubins", compiling.key)
+                if cubin is None:
+                    return False
+                artifacts[compiling.key] = cubin
+            self._finish_variant(request, lowered, artifacts[compiling.key], "hit", time.monotonic())
+        return True
+
+    def _run_steps(self, steps: list[LowerStep]) -> None:
+        """Lower first, which takes a tenth of the time, then compile in an order that parses each set of headers once."""
+        self._in_threads([functools.partial(self._run_lower, step) for step in steps])
+        queue_ = CompileQueue((split_key(step), (step, request, lowered)) for step, request, lowered in self._to_compile)
+        self._in_threads([functools.partial(self._compile_all, queue_)] * min(self._jobs, len(self._to_compile)))
+
+    def _in_threads(self, tasks: list[Callable[[], None]]) -> None:
+        """Run ``tasks`` and, in this thread, what they post; an error that is no failure of a variant ends the build."""
+        if not tasks:
+            return
+        pool = ThreadPoolExecutor(min(self._jobs, len(tasks)))
+        futures = [pool.submit(task) for task in tasks]
+        threading.Thread(target=self._announce_end, args=(futures,), daemon=True).start()
+        try:
+            while (event := self._events.get()) is not None:
+                event()
+            for future in futures:
+                if future.done():
+                    future.result()
+        except BaseException:
+            self._tools.close()
+            raise
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+    def _announce_end(self, futures: list[Future[None]]) -> None:
+        wait(futures, return_when=FIRST_EXCEPTION)
+        self._events.put(None)
+
+    def _run_lower(self, step: LowerStep) -> None:
+        started = time.monotonic()
+        self._post("started", step.variants, started)
+        try:
+            lowered = self._lower(step)
+        except (LowerError, StepTimeoutError) as exc:
+            self._fail(step.variants, "lower", started, exc)
+            return
+        for request in step.requests:
+            self._plan_compile(request, lowered)
+
+    def _plan_compile(self, request: BuildRequest, lowered: Artifact) -> None:
+        started = time.monotonic()
+        try:
+            _launch_plan(request, lowered)  # what it refuses need not be compiled
+        except TkbuildError as exc:
+            self._fail((request.variant,), "launch plan", started, exc)
+            return
+        step = compile_step(lowered.files["kernel.cu"].decode(), request, self._plan.facts)
+        with self._lock:
+            self._to_compile.append((step, request, lowered))
+
+    def _lower(self, step: LowerStep) -> Artifact:
+        stored = self._store.get("lowered", step.key)
+        if stored is not None:
+            return stored
+        started = time.monotonic()
+        files = self._tools.lower(step.requests[0])
+        log = files.pop("log").decode(errors="replace")[-_LOG_TAIL_CHARS:]
+        files["source.txt"] = step.requests[0].source.encode()
+        facts = {"variants": list(step.variants), "log": log}
+        lowered = self._store.put("lowered", step.key, fields=step.fields, facts=facts, files=files)
+        self._post("lowered", step.variants, started, count="lowered")
+        return lowered
+
+    def _compile_all(self, queue_: CompileQueue) -> None:
+        group = None
+        while (taken := queue_.take(group)) is not None:
+            group, (step, request, lowered) = taken
+            self._compile_variant(step, request, lowered, shares=queue_.is_shared(group))
+
+    def _compile_variant(self, step: CompileStep, request: BuildRequest, lowered: Artifact, shares: bool) -> None:
+        started = time.monotonic()
+        try:
+            cubin = self._compile_once(step, request, shares)
+        except StoreError:
+            raise
+        except TkbuildError as exc:
+            self._fail((request.variant,), "compile", started, exc)
+            return
+        self._events.put(lambda: self._finish_variant(request, lowered, cubin, "compiled", started))
+
+    def _compile_once(self, step: CompileStep, request: BuildRequest, shares: bool) -> Artifact:
+        """Compile, or wait for another thread that compiles the same."""
+        with self._lock:
+            future = self._compiling.get(step.key)
+            is_mine = future is None
+            if future is None:
+                future = self._compiling[step.key] = Future()
+        if is_mine:
+            try:
+                future.set_result(self._compile(step, request, shares))
+            except BaseException as exc:
+                future.set_exception(exc)
+        return future.result()
+
+    def _compile(self, step: CompileStep, request: BuildRequest, shares: bool) -> Artifact:
+        stored = self._store.get("cubins", step.key)
+        if stored is not None:
+            return stored
+        compiled = self._tools.compile(step, shares)
+        facts = {"variants": [request.variant], "resources": compiled.resources_json(), "log": compiled.log}
+        with self._lock:
+            self._counts["compiled"] += 1
+        return self._store.put("cubins", step.key, fields=step.fields, facts=facts, files={"kernel.cubin": compiled.cubin})
+
+    def _finish_variant(self, request: BuildRequest, lowered: Artifact, cubin: Artifact, kind: str, started: float) -> None:
+        """Make the launch plan and apply the spec's limits; both are cheap and hold for stored results too."""
+        try:
+            built = _built_variant(request, lowered, cubin)
+            check_allowed(request.variant, built.resources, request.allow)
+        except TkbuildError as exc:
+            self._record_failure((request.variant,), "check", started, exc)
+            return
+        self._built[request.variant] = built
+        if kind == "hit":
+            self._counts["hit"] += 1
+        self._emit(kind, (request.variant,), started)
+
+    def _fail(self, variants: tuple[str, ...], stage: str, started: float, error: TkbuildError) -> None:
+        self._events.put(lambda: self._record_failure(variants, stage, started, error))
+
+    def _record_failure(self, variants: tuple[str, ...], stage: str, started: float, error: TkbuildError) -> None:
+        elapsed = time.monotonic() - started
+        for variant in variants:
+            self._failures[variant] = BuildFailure(variant, stage, elapsed, error)
+        self._emit("failed", variants, started, f"{stage}, after {elapsed:.1f} s: {error.message}")
+
+    def _post(self, kind: str, variants: tuple[str, ...], started: float, count: str = "") -> None:
+        """Emit an event from a worker thread."""
+        if count:
+            with self._lock:
+                self._counts[count] += 1
+        self._events.put(lambda: self._emit(kind, variants, started))
+
+    def _emit(self, kind: str, variants: tuple[str, ...], started: float, message: str = "") -> None:
+        finished = len(self._built) + len(self._failures)
+        self._on_event(BuildEvent(kind, variants, time.monotonic() - started, finished, self._total, message))
+
+
+def _built_variant(request: BuildRequest, lowered: Artifact, cubin: Artifact) -> BuiltVariant:
+    content = cubin.files["kernel.cubin"]
+    plan = _launch_plan(request, lowered)
+    return BuiltVariant(request, plan, content, bytes_digest(content), cubin.facts["resources"], lowered.key, cubin.key)
+
+
+def _launch_plan(request: BuildRequest, lowered: Artifact) -> dict[str, Json]:
+    return make_launch_plan(
+        request.signature,
+        variant=request.variant,
+        arch=str(request.arch),
+        axes=request.axes,
+        launch_facts=json.loads(lowered.files["plan.json"]),
+        programmatic=request.programmatic,
+    )
+
+
+def split_key(step: CompileStep) -> tuple[str, ...]:
+    """Return what compile steps have in common that can share a front end."""
+    try:
+        headers = split_headers(step.cuda_source)[0]
+    except CannotFork:
+        headers = ""
+    return (headers, str(step.arch), *step.flags)
+
+
+class CompileQueue:
+    """Hands out items group by group. A worker stays with its group; a free one goes where most work per worker is left."""
+
+    def __init__(self, items: Iterable[tuple[Any, Any]]) -> None:
+        self._lock = threading.Lock()
+        self._left: dict[Any, list[Any]] = {}
+        self._workers: Counter[Any] = Counter()
+        for group, item in items:
+            self._left.setdefault(group, []).append(item)
+        self._sizes = {group: len(items) for group, items in self._left.items()}
+
+    def is_shared(self, group: Any) -> bool:
+        """Whether the group began with more than one item."""
+        return self._sizes[group] > 1
+
+    def take(self, group: Any) -> tuple[Any, Any] | None:
+        """Return the next group and item for a worker whose last item was of ``group`` (None: its first), or None at the end."""
+        with self._lock:
+            if not self._left.get(group):
+                if group is not None:
+                    self._workers[group] -= 1
+                group = max((one for one, items in self._left.items() if items), key=self._share, default=None)
+                if group is None:
+                    return None
+                self._workers[group] += 1
+            return group, self._left[group].pop(0)
+
+    def _share(self, group: Any) -> float:
+        return len(self._left[group]) / (self._workers[group] + 1)
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why a variant is or is not stored. lower, compile: the key's fields now; compile is empty before it was lowered.
+
+    changed: what differs from the newest stored build of this variant, if one exists and differs.
+    """
+
+    variant: str
+    lower_key: str
+    lower: Mapping[str, Json]
+    is_lowered: bool
+    compile_key: str
+    compile: Mapping[str, Json]
+    is_compiled: bool
+    changed: tuple[FieldChange, ...]
+
+
+def explain(step: LowerStep, request: BuildRequest, facts: BuildFacts, store: Store) -> Explanation:
+    """Return the key fields of one variant and what changed since its newest stored build; builds nothing."""
+    lowered = store.get("lowered", step.key)
+    if lowered is None:
+        previous = _newest(store, "lowered", request.variant)
+        changes = tuple(changed_fields(previous.fields, step.fields)) if previous else ()
+        return Explanation(request.variant, step.key, step.fields, False, "", {}, False, changes)
+    compiling = compile_step(lowered.files["kernel.cu"].decode(), request, facts)
+    is_compiled = store.get("cubins", compiling.key) is not None
+    previous = None if is_compiled else _newest(store, "cubins", request.variant)
+    changes = tuple(changed_fields(previous.fields, compiling.fields)) if previous else ()
+    return Explanation(request.variant, step.key, step.fields, True, compiling.key, compiling.fields, is_compiled, changes)
+
+
+def _newest(store: Store, kind: str, variant: str) -> Artifact | None:
+    for entry in sorted(store.entries(kind), key=lambda one: one.stored_at, reverse=True):
+        artifact = store.get(kind, entry.key)
+        if artifact is not None and variant in artifact.facts["variants"]:
+            return artifact
+    return None

@@ -1,0 +1,78 @@
+"""An artifact store behind an fsspec URL, shared by build machines; the door to fsspec."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import fsspec
+
+from tkbuild.digest import bytes_digest
+from tkbuild.errors import IntegrityError, StoreError
+from tkbuild.store import Artifact, StoreWarning, check_content, make_record, parse_record
+
+
+@dataclass
+class FsspecRemote:
+    """A store behind an fsspec URL (s3://, gs://, file://, memory://): blobs by digest, one record for each entry.
+
+    A record is one object and names its blobs by digest, so writers cannot mix, and a half-done push is a miss.
+    Not promised: that a push succeeds; a store that fails is reported once and left alone afterwards.
+    """
+
+    url: str
+    warn: Callable[[str], None] = field(default=lambda text: warnings.warn(text, StoreWarning, stacklevel=3))
+    _filesystem: Any = field(default=None, init=False)
+    _base: str = field(default="", init=False)
+    _has_failed: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        try:
+            self._filesystem, self._base = fsspec.core.url_to_fs(self.url)
+        except (ValueError, ImportError) as exc:
+            raise StoreError(f"--remote {self.url!r} cannot be opened: {exc}", url=self.url) from exc
+
+    def pull(self, kind: str, key: str) -> Artifact | None:
+        """Return a verified entry, or None if it is missing, damaged or out of reach."""
+        if self._has_failed:
+            return None
+        try:
+            record = parse_record(self._filesystem.cat_file(self._record_path(kind, key)), kind, key)
+            files = {name: self._pull_blob(name, expected) for name, expected in record["files"].items()}
+            return Artifact(kind, key, record["fields"], record["facts"], files)
+        except FileNotFoundError:
+            return None
+        except IntegrityError as exc:
+            self.warn(f"{self.url}: {kind}/{key} is damaged ({exc}); it counts as missing")
+        except Exception as exc:
+            self._give_up(exc)
+        return None
+
+    def _pull_blob(self, name: str, expected: Mapping[str, Any]) -> bytes:
+        content: bytes = self._filesystem.cat_file(f"{self._base}/blobs/{expected['sha256']}")
+        check_content(name, content, expected)
+        return content
+
+    def push(self, artifact: Artifact) -> None:
+        """Upload an entry: first its blobs, then its record."""
+        if self._has_failed:
+            return
+        try:
+            for content in artifact.files.values():
+                self._upload(f"{self._base}/blobs/{bytes_digest(content)}", content)
+            self._upload(self._record_path(artifact.kind, artifact.key), make_record(artifact))
+        except Exception as exc:
+            self._give_up(exc)
+
+    def _upload(self, path: str, content: bytes) -> None:
+        self._filesystem.makedirs(path.rpartition("/")[0], exist_ok=True)
+        self._filesystem.pipe_file(path, content)
+
+    def _record_path(self, kind: str, key: str) -> str:
+        return f"{self._base}/{kind}/{key}.json"
+
+    def _give_up(self, exc: Exception) -> None:
+        self._has_failed = True
+        self.warn(f"{self.url} is out of reach ({type(exc).__name__}: {exc}); the build goes on without it")
