@@ -14,7 +14,7 @@ ARCH_FLAGS := $(foreach arch,$(ARCHS),--arch $(arch))
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
 
-$(STAMP): pyproject.toml hatch_build.py
+$(STAMP): pyproject.toml hatch_build.py $(wildcard tkbuild/launcher/*.cc tkbuild/launcher/*.h)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet "$(TORCH)"
 	$(BIN)/python -m pip install --quiet --editable ".[dev]"
@@ -51,4 +51,4 @@ format: $(STAMP)  ## format the code
 	$(BIN)/ruff check --fix .
 
 clean:  ## remove what builds made; the store goes with `tkbuild clean`
-	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache tkbuild/launcher/*.so
+	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache tkbuild/launcher/*.so tkbuild/launcher/*.so.sha256

@@ -17,7 +17,9 @@ _DRYRUN = r"""
 """
 
 
-def make_cubin(arch: str = "sm_90a", kernels: tuple[str, ...] = ("kernel_kernel",), extra_section: str = "", machine: int = 190) -> bytes:
+def make_cubin(
+    arch: str = "sm_90a", kernels: tuple[str, ...] = ("kernel_kernel",), extra_section: str = "", machine: int = 190
+) -> bytes:
     """Return a 64-bit ELF file with the parts of a cubin that tkbuild reads."""
     strings = b"\0" + b"".join(name.encode() + b"\0" for name in kernels)
     symbols = bytes(24)
@@ -38,7 +40,9 @@ def make_cubin(arch: str = "sm_90a", kernels: tuple[str, ...] = ("kernel_kernel"
     offset, headers, content = 64, b"", b""
     place = 0
     for name, kind, body, link in bodies:
-        headers += struct.pack("<IIQQQQIIQQ", place, kind, 0, 0, offset + len(content), len(body), link, 0, 1, 24 if kind == 2 else 0)
+        headers += struct.pack(
+            "<IIQQQQIIQQ", place, kind, 0, 0, offset + len(content), len(body), link, 0, 1, 24 if kind == 2 else 0
+        )
         content += body
         place += len(name) + 1
     number = int(digits.rstrip("af"))

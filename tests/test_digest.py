@@ -33,7 +33,17 @@ def test_key_is_independent_of_order_and_bound_to_schema() -> None:
 def test_key_fields_cannot_run_into_each_other() -> None:
     keys = [
         key_digest(1, fields)
-        for fields in ({"a": "bc"}, {"ab": "c"}, {"a": "b", "c": ""}, {"a": 1}, {"a": "1"}, {"a": True}, {"a": [1]}, {"a": None}, {})
+        for fields in (
+            {"a": "bc"},
+            {"ab": "c"},
+            {"a": "b", "c": ""},
+            {"a": 1},
+            {"a": "1"},
+            {"a": True},
+            {"a": [1]},
+            {"a": None},
+            {},
+        )
     ]
     assert len(set(keys)) == len(keys)
 

@@ -232,7 +232,9 @@ def test_damage_is_a_miss_with_one_warning(tmp_path: Path, name: str, damage: Ca
     assert store.get("cubins", KEY) is not None
 
 
-@pytest.mark.parametrize("replace", [lambda path: path.write_bytes(b"x"), lambda path: path.symlink_to("/nonexistent"), lambda path: path.mkdir()])
+@pytest.mark.parametrize(
+    "replace", [lambda path: path.write_bytes(b"x"), lambda path: path.symlink_to("/nonexistent"), lambda path: path.mkdir()]
+)
 def test_something_else_in_the_place_of_an_entry(tmp_path: Path, replace: Callable[[Path], None]) -> None:
     warnings: list[str] = []
     store = Store(tmp_path, warn=warnings.append)
@@ -293,7 +295,10 @@ def test_store_that_is_a_file(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() == "mine"
 
 
-@pytest.mark.parametrize(("number", "advice"), [(errno.EROFS, "--store"), (errno.EACCES, "--store"), (errno.ENOSPC, "tkbuild gc"), (errno.EDQUOT, "tkbuild gc")])
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [(errno.EROFS, "--store"), (errno.EACCES, "--store"), (errno.ENOSPC, "tkbuild gc"), (errno.EDQUOT, "tkbuild gc")],
+)
 def test_unwritable_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, advice: str) -> None:
     def refuse(folder: Path, artifact: Artifact) -> None:
         (folder / "half").write_bytes(b"half")

@@ -250,7 +250,12 @@ def test_flags_mean_what_tilelang_means() -> None:
     own = ("-O3", "-std=c++20", "-diag-suppress=1444,20012", "-Xptxas=-v")
     assert compile_flags({}, []) == own
     assert compile_flags({"tl.enable_fast_math": False, "tl.ptxas_register_usage_level": None}, []) == own
-    configs = {"tl.enable_fast_math": True, "tl.ptxas_register_usage_level": 7, "tl.device_compile_flags": "-DA=1 -DB=2", "tl.other": 1}
+    configs = {
+        "tl.enable_fast_math": True,
+        "tl.ptxas_register_usage_level": 7,
+        "tl.device_compile_flags": "-DA=1 -DB=2",
+        "tl.other": 1,
+    }
     assert compile_flags(configs, ["-maxrregcount=64"]) == (
         *own,
         "-DA=1",
@@ -263,7 +268,22 @@ def test_flags_mean_what_tilelang_means() -> None:
 
 
 @pytest.mark.parametrize(
-    "flag", ["-I/usr/include", "-include", "other.cu", "-lineinfo", "-G", "-g", "-o", "-arch=sm_80", "-gencode=x", "-rdc=true", "-ccbin=x", "@file", "-keep"]
+    "flag",
+    [
+        "-I/usr/include",
+        "-include",
+        "other.cu",
+        "-lineinfo",
+        "-G",
+        "-g",
+        "-o",
+        "-arch=sm_80",
+        "-gencode=x",
+        "-rdc=true",
+        "-ccbin=x",
+        "@file",
+        "-keep",
+    ],
 )
 def test_flags_that_no_key_covers_are_refused(flag: str) -> None:
     with pytest.raises(ArgumentError, match=re.escape(repr(flag))):

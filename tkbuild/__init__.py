@@ -2,3 +2,5 @@
 
 This package imports nothing, so that the runtime half never pulls in the build half.
 """
+
+__version__ = "0.1.0"

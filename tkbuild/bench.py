@@ -28,6 +28,7 @@ PEERS = ("tile_kernels", "torch")
 #: Inputs rotate over this many bytes, so that none is still in the L2 cache (60 MB on H200, 126 MB on B200).
 _ROTATION_BYTES = 512 * 2**20
 _MAX_SETS = 64
+_COPY_UNIT_BYTES = 512
 _MIN_CALLS_PER_GRAPH = 24
 _REPLAYS = 15
 _HOST_CALLS = 300
@@ -98,7 +99,7 @@ def _measure(
     ours = [_our_thunk(variant.kernel, call) for call in calls]
     theirs = [] if peer is None or peer_api is None else [t for call in calls if (t := peer_thunk(variant.kernel, peer_api, call))]
     device_us = device_time_us(ours, device)
-    copy_us = device_time_us(_copies(moved, sets, device), device)
+    copy_us = copy_time_us(moved, sets, device)
     peer_us = device_time_us(theirs, device) if theirs else None
     flops = workloads.flops.evaluate(values, sizes)
     return Measurement(
@@ -169,13 +170,18 @@ def host_time_us(thunk: Thunk, device: torch.device) -> float:
     return min(rounds)
 
 
-def _copies(moved_bytes: int, sets: int, device: torch.device) -> list[Thunk]:
-    """Copies that read half of ``moved_bytes`` and write the other half."""
-    half = max(16, moved_bytes // 2)
-    pairs = [(torch.empty(half, dtype=torch.uint8, device=device), torch.empty(half, dtype=torch.uint8, device=device)) for _ in range(sets)]
+def copy_time_us(moved_bytes: int, sets: int, device: torch.device) -> float:
+    """Return the device time of reading half of ``moved_bytes`` and writing the other half, in microseconds.
+
+    The better of the driver's copy and of a kernel that touches every element, since neither is best at all sizes.
+    """
+    elems = max(1, moved_bytes // 2 // _COPY_UNIT_BYTES) * _COPY_UNIT_BYTES // 4
+    pairs = [(torch.empty(elems, dtype=torch.int32, device=device), torch.empty(elems, dtype=torch.int32, device=device)) for _ in range(sets)]
     for source, _ in pairs:
-        source.random_(0, 256)
-    return [functools.partial(target.copy_, source) for source, target in pairs]
+        source.random_()
+    memcpy: list[Thunk] = [functools.partial(target.copy_, source) for source, target in pairs]
+    kernel: list[Thunk] = [functools.partial(torch.bitwise_not, source, out=target) for source, target in pairs]
+    return min(device_time_us(memcpy, device), device_time_us(kernel, device))
 
 
 def _our_thunk(kernel: str, call: Call) -> Thunk:

@@ -37,6 +37,9 @@ _IMPORT_TIMEOUT_S = 300.0
 _JOB_BYTES = 1_500_000_000
 _LOG_TAIL_CHARS = 20_000
 
+#: What the interpreter runs to lower kernels.
+LOWER_WORKER = ("-m", "tkbuild.lower_worker")
+
 Json = Any
 
 
@@ -208,7 +211,7 @@ def start_lower_worker(folder: Path, groups: ProcessGroups) -> ForkClient:
     env |= {"PYTHONPATH": package_root, "CUDA_VISIBLE_DEVICES": "", "TILELANG_CACHE_DIR": str(folder / "tilelang-cache")}
     with (folder / "lower-worker.log").open("wb") as log:
         process = groups.start(
-            [sys.executable, "-m", "tkbuild.lower_worker"],
+            [sys.executable, *LOWER_WORKER],
             cwd=folder,
             env=env,
             stdin=subprocess.PIPE,

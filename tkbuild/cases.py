@@ -86,9 +86,10 @@ def complete_values(signature: KernelSignature, given: Mapping[str, CaseValue], 
     """
     values: dict[str, Any] = {**axes, **{s.name: s.default for s in (*signature.scalars, *signature.options) if s.default is not None}, **given}
     for arg in signature.args:
+        if arg.strides is None:
+            continue
         contiguous = strides(ArgSpec(arg.name, arg.role, arg.dtype, arg.shape))
-        rule = arg.alloc.strides if arg.alloc else contiguous
-        for expr, fallback in zip(arg.strides or (), rule, strict=True):
+        for expr, fallback in zip(arg.strides, arg.alloc.strides if arg.alloc else contiguous, strict=True):
             if expr.is_name and str(expr) not in values:
                 values[str(expr)] = fallback.evaluate(values)
     names = {dim.name for dim in signature.bound_dims} | {s.name for s in (*signature.scalars, *signature.options)}

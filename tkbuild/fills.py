@@ -5,6 +5,7 @@ Every fill draws in float32 or integers on the tensor's device from the generato
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -92,8 +93,9 @@ def _scale_words(draw: Draw, _args: Sequence[float]) -> torch.Tensor:
 
 def _random_bits(draw: Draw, _args: Sequence[float]) -> torch.Tensor:
     """Every bit pattern of the dtype, NaN payloads and denormals included."""
-    size = (*draw.shape[:-1], draw.shape[-1] * draw.dtype.itemsize)
-    return torch.randint(0, 256, size, generator=draw.generator, device=draw.device, dtype=torch.uint8).view(draw.dtype)
+    size = (math.prod(draw.shape) * draw.dtype.itemsize,)
+    drawn = torch.randint(0, 256, size, generator=draw.generator, device=draw.device, dtype=torch.uint8)
+    return drawn.view(draw.dtype).view(draw.shape)
 
 
 def _gate_scores(draw: Draw, _args: Sequence[float]) -> torch.Tensor:

@@ -46,7 +46,8 @@ class ForkClient:
         self._children: dict[int, _Child] = {}
         self._started_pid: int | None = None
         self._is_ready = self._has_ended = False
-        threading.Thread(target=self._read_answers, daemon=True).start()
+        self._reader = threading.Thread(target=self._read_answers, daemon=True)
+        self._reader.start()
         try:
             self._wait_for(lambda: self._is_ready, ready_timeout_s)
         except ServerEndedError:
@@ -55,8 +56,9 @@ class ForkClient:
 
     def _read_answers(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._take_answer(*line.split())
+        with self._process.stdout as answers:
+            for line in answers:
+                self._take_answer(*line.split())
         with self._changed:
             self._has_ended = True
             for child in self._children.values():
@@ -121,6 +123,7 @@ class ForkClient:
             if self._process.stdin is not None:
                 self._process.stdin.close()
         self._groups.end(self._process)
+        self._reader.join(_ANSWER_TIMEOUT_S)
 
 
 def _kill(pid: int) -> None:

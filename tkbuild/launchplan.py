@@ -7,7 +7,7 @@ from typing import Any
 
 from tkbuild.errors import LowerError
 from tkbuild.expr import Expr
-from tkbuild.signature import FACTS, ArgSpec, AxisValue, KernelSignature
+from tkbuild.signature import FACTS, ArgSpec, AxisValue, DimSpec, KernelSignature
 
 SCHEMA = 1
 _TENSOR_MAP_EXPRS = ("dims", "strides", "box", "elem_strides")
@@ -38,7 +38,7 @@ def make_launch_plan(
         "arch": arch,
         "axes": {},
         "args": [*_tensors(signature, axes, values), *_scalars(signature)],
-        "dims": {dim.name: {"dtype": dim.dtype, "min": dim.min, "max": dim.max} for dim in signature.bound_dims},
+        "dims": {dim.name: _dim(dim) for dim in signature.bound_dims},
         "checks": [
             {"require": check.require.substitute(values).to_json(), "text": check.text, "because": check.because}
             for check in signature.checks
@@ -76,6 +76,11 @@ def strides(arg: ArgSpec) -> tuple[Expr, ...]:
         result.insert(0, stride)
         stride = extent if stride == Expr(1) else Expr(("*", extent.node, stride.node))
     return tuple(result)
+
+
+def _dim(dim: DimSpec) -> dict[str, Json]:
+    bounds = {"min": dim.min, "max": dim.max}
+    return {"dtype": dim.dtype, **{name: bound for name, bound in bounds.items() if bound is not None}}
 
 
 def _scalars(signature: KernelSignature) -> Iterator[dict[str, Json]]:

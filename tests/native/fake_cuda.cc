@@ -1,5 +1,5 @@
-// A stand-in for libcuda.so.1: keeps the rules of the driver API that the launcher depends on, writes down each call, and
-// can be told to fail. It also makes tensors that claim to be on a CUDA device.
+// A stand-in for libcuda.so.1: keeps the rules of the driver API that the launcher depends on, writes down each call,
+// and can be told to fail. It also makes tensors that claim to be on a CUDA device.
 
 #include <dlpack/dlpack.h>
 #include <pthread.h>
@@ -24,14 +24,41 @@ constexpr int kInvalidValue = 1, kNotInitialized = 3, kNoDevice = 100, kInvalidD
               kInvalidHandle = 400, kNotFound = 500;
 constexpr int kDefaultSmem = 48 * 1024, kMaxSmem = 227 * 1024;
 
-struct Context { int device; };
-struct Kernel { std::string name; std::map<int, int> smem; };
-struct Function { Kernel* kernel; int device; };
-struct Library { int id; };
-struct DeviceFacts { int major, minor, sms; };
-struct Failure { int countdown, code; };
-struct Attribute { int id; uint32_t padding; union { char bytes[64]; int flag; unsigned dims[3]; } value; };
-struct Config { unsigned grid[3], block[3], smem; void* stream; Attribute* attributes; unsigned count; };
+struct Context {
+  int device;
+};
+struct Kernel {
+  std::string name;
+  std::map<int, int> smem;
+};
+struct Function {
+  Kernel* kernel;
+  int device;
+};
+struct Library {
+  int id;
+};
+struct DeviceFacts {
+  int major, minor, sms;
+};
+struct Failure {
+  int countdown, code;
+};
+struct Attribute {
+  int id;
+  uint32_t padding;
+  union {
+    char bytes[64];
+    int flag;
+    unsigned dims[3];
+  } value;
+};
+struct Config {
+  unsigned grid[3], block[3], smem;
+  void* stream;
+  Attribute* attributes;
+  unsigned count;
+};
 
 std::mutex g_mutex;
 std::string g_log;
@@ -114,7 +141,10 @@ EXPORT int fake_current() { return Current(); }
 
 // make_tensor(address, code, bits, lanes, device_type, device_id, has_strides, *shape, *strides) -> Tensor
 EXPORT int __tvm_ffi_make_tensor(void*, const TVMFFIAny* args, int32_t count, TVMFFIAny* result) {
-  struct Owner { DLManagedTensor tensor; std::vector<int64_t> shape, strides; };
+  struct Owner {
+    DLManagedTensor tensor;
+    std::vector<int64_t> shape, strides;
+  };
   auto* owner = new Owner();
   const bool has_strides = args[6].v_int64 != 0;
   const int rank = (count - 7) / (has_strides ? 2 : 1);
@@ -158,12 +188,19 @@ EXPORT int cuDriverGetVersion(int* version) {
 }
 
 EXPORT int cuGetErrorName(int code, const char** name) {
-  static const std::map<int, const char*> names = {
-      {1, "CUDA_ERROR_INVALID_VALUE"},       {2, "CUDA_ERROR_OUT_OF_MEMORY"},     {3, "CUDA_ERROR_NOT_INITIALIZED"},
-      {34, "CUDA_ERROR_STUB_LIBRARY"},       {100, "CUDA_ERROR_NO_DEVICE"},       {101, "CUDA_ERROR_INVALID_DEVICE"},
-      {200, "CUDA_ERROR_INVALID_IMAGE"},     {201, "CUDA_ERROR_INVALID_CONTEXT"}, {209, "CUDA_ERROR_NO_BINARY_FOR_GPU"},
-      {400, "CUDA_ERROR_INVALID_HANDLE"},    {500, "CUDA_ERROR_NOT_FOUND"},       {700, "CUDA_ERROR_ILLEGAL_ADDRESS"},
-      {900, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"}};
+  static const std::map<int, const char*> names = {{1, "CUDA_ERROR_INVALID_VALUE"},
+                                                   {2, "CUDA_ERROR_OUT_OF_MEMORY"},
+                                                   {3, "CUDA_ERROR_NOT_INITIALIZED"},
+                                                   {34, "CUDA_ERROR_STUB_LIBRARY"},
+                                                   {100, "CUDA_ERROR_NO_DEVICE"},
+                                                   {101, "CUDA_ERROR_INVALID_DEVICE"},
+                                                   {200, "CUDA_ERROR_INVALID_IMAGE"},
+                                                   {201, "CUDA_ERROR_INVALID_CONTEXT"},
+                                                   {209, "CUDA_ERROR_NO_BINARY_FOR_GPU"},
+                                                   {400, "CUDA_ERROR_INVALID_HANDLE"},
+                                                   {500, "CUDA_ERROR_NOT_FOUND"},
+                                                   {700, "CUDA_ERROR_ILLEGAL_ADDRESS"},
+                                                   {900, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"}};
   const auto found = names.find(code);
   *name = found == names.end() ? nullptr : found->second;
   return found == names.end() ? kInvalidValue : 0;
@@ -245,7 +282,8 @@ EXPORT int cuLibraryGetKernel(Kernel** kernel, Library*, const char* name) {
 }
 
 EXPORT int cuKernelSetAttribute(int attribute, int value, Kernel* kernel, int device) {
-  Log("cuKernelSetAttribute name=%s device=%d attribute=%d value=%d", kernel->name.c_str(), device - 1000, attribute, value);
+  Log("cuKernelSetAttribute name=%s device=%d attribute=%d value=%d", kernel->name.c_str(), device - 1000, attribute,
+      value);
   if (int code = Enter("cuKernelSetAttribute")) return code;
   if (attribute == 8 && value > kMaxSmem) return kInvalidValue;
   std::lock_guard<std::mutex> lock(g_mutex);
@@ -269,7 +307,8 @@ EXPORT int cuFuncLoad(Function* function) {
 }
 
 EXPORT int cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Function* function, int threads, size_t smem) {
-  Log("cuOccupancyMaxActiveBlocksPerMultiprocessor name=%s threads=%d smem=%zu", function->kernel->name.c_str(), threads, smem);
+  Log("cuOccupancyMaxActiveBlocksPerMultiprocessor name=%s threads=%d smem=%zu", function->kernel->name.c_str(),
+      threads, smem);
   if (int code = Enter("cuOccupancyMaxActiveBlocksPerMultiprocessor")) return code;
   *blocks = g_blocks_per_sm;
   return 0;
@@ -285,7 +324,8 @@ EXPORT int cuOccupancyMaxActiveClusters(int* clusters, Function*, const Config*)
 EXPORT int cuTensorMapEncodeTiled(uint64_t* map, int dtype, uint32_t rank, void* address, const uint64_t* dims,
                                   const uint64_t* strides, const uint32_t* box, const uint32_t* element_strides,
                                   int interleave, int swizzle, int l2, int oob) {
-  Log("cuTensorMapEncodeTiled dtype=%d rank=%u address=%p dims=%s strides=%s box=%s elem=%s interleave=%d swizzle=%d l2=%d oob=%d",
+  Log("cuTensorMapEncodeTiled dtype=%d rank=%u address=%p dims=%s strides=%s box=%s elem=%s interleave=%d swizzle=%d "
+      "l2=%d oob=%d",
       dtype, rank, address, Join(dims, rank).c_str(), Join(strides, rank - 1).c_str(), Join(box, rank).c_str(),
       Join(element_strides, rank).c_str(), interleave, swizzle, l2, oob);
   if (int code = Enter("cuTensorMapEncodeTiled")) return code;
@@ -304,7 +344,8 @@ EXPORT int cuLaunchKernelEx(const Config* config, Function* function, void** par
     std::string attributes;
     for (unsigned i = 0; i < config->count; ++i) {
       const Attribute& attribute = config->attributes[i];
-      attributes += (i ? ";" : "") + std::to_string(attribute.id) + ":" + Join(attribute.value.dims, attribute.id == 4 ? 3 : 1);
+      attributes +=
+          (i ? ";" : "") + std::to_string(attribute.id) + ":" + Join(attribute.value.dims, attribute.id == 4 ? 3 : 1);
     }
     Log("cuLaunchKernelEx name=%s current=%d stream=%p grid=%s block=%s smem=%u attributes=%s params=%s",
         function->kernel->name.c_str(), Current(), config->stream, Join(config->grid, 3).c_str(),

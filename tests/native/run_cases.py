@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import cases
 import tvm_ffi
@@ -35,28 +36,28 @@ def run_forked(body: Callable[[], None]) -> str:
         return report.read() or ("" if status == 0 else f"the case ended with status {status}")
 
 
-def bodies(driver: str, folder: Path, library: Path) -> dict[str, Callable[[], None]]:
-    """Return the cases that run with the given kind of driver."""
-    cases.register_errors()
-    launcher = tvm_ffi.load_module(str(library))
-    if driver == "missing":
-        return {"missing_driver": lambda: cases.missing_driver_case(launcher)}
-    if driver == "old":
-        return {"old_driver": lambda: cases.old_driver_case(launcher)}
-    world = cases.World(launcher, FakeDriver(folder))
-    found = {name[5:]: case for name, case in vars(cases).items() if name.startswith("case_")}
-    return {name: partial(case, world) for name, case in found.items()}
+def run_case(case: Callable[..., None], launcher: Any, folder: Path) -> None:
+    """Run one case, with the stand-in driver loaded unless the case brings another.
+
+    The launcher finds the stand-in because a library of the name libcuda.so.1 is in the process already.
+    """
+    if case in cases.WITHOUT_WORLD:
+        case(launcher, folder)
+    else:
+        case(cases.World(launcher, FakeDriver(folder / "fake")))
 
 
 def main() -> None:
     """Read the options, run, print."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--driver", choices=["fake", "missing", "old"], required=True)
-    parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--library", type=Path, required=True)
+    parser.add_argument("--folder", type=Path, required=True, help="holds fake/, old/ and missing/")
+    parser.add_argument("--library", type=Path, required=True, help="the launcher")
     options = parser.parse_args()
-    found = bodies(options.driver, options.folder, options.library)
-    json.dump({name: run_forked(body) for name, body in found.items()}, sys.stdout)
+    cases.register_errors()
+    launcher = tvm_ffi.load_module(str(options.library))
+    found = {name.removeprefix("case_"): case for name, case in vars(cases).items() if name.startswith("case_")}
+    run = {name: run_forked(partial(run_case, case, launcher, options.folder)) for name, case in found.items()}
+    json.dump(run, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -18,19 +18,27 @@ Text ShapeText(const DLTensor& tensor) {
 
 const char* TypeName(const TVMFFIAny& value) {
   switch (value.type_index) {
-    case kTVMFFINone: return "None";
-    case kTVMFFIBool: return "bool";
-    case kTVMFFIInt: return "int";
-    case kTVMFFIFloat: return "float";
+    case kTVMFFINone:
+      return "None";
+    case kTVMFFIBool:
+      return "bool";
+    case kTVMFFIInt:
+      return "int";
+    case kTVMFFIFloat:
+      return "float";
     case kTVMFFIRawStr:
     case kTVMFFISmallStr:
-    case kTVMFFIStr: return "str";
+    case kTVMFFIStr:
+      return "str";
     case kTVMFFIByteArrayPtr:
     case kTVMFFISmallBytes:
-    case kTVMFFIBytes: return "bytes";
+    case kTVMFFIBytes:
+      return "bytes";
     case kTVMFFIDLTensorPtr:
-    case kTVMFFITensor: return "a tensor";
-    default: return "an object of another type";
+    case kTVMFFITensor:
+      return "a tensor";
+    default:
+      return "an object of another type";
   }
 }
 
@@ -44,11 +52,14 @@ const char* TypeName(const TVMFFIAny& value) {
               static_cast<long long>(expected), shape.c_str());
 }
 
-[[gnu::cold]] bool FailContiguous(const Plan& plan, const Arg& arg, const DLTensor& tensor, int axis, int64_t expected) {
+[[gnu::cold]] bool FailContiguous(const Plan& plan, const Arg& arg, const DLTensor& tensor, int axis,
+                                  int64_t expected) {
   const Text shape = ShapeText(tensor);
-  return Fail(kArgumentError, "%s: %s: stride of dimension %d is %lld, expected %lld (C-contiguous); its shape is %s: pass %s.contiguous()",
-              plan.variant, arg.name, axis, static_cast<long long>(tensor.strides[axis]),
-              static_cast<long long>(expected), shape.c_str(), arg.name);
+  return Fail(
+      kArgumentError,
+      "%s: %s: stride of dimension %d is %lld, expected %lld (C-contiguous); its shape is %s: pass %s.contiguous()",
+      plan.variant, arg.name, axis, static_cast<long long>(tensor.strides[axis]), static_cast<long long>(expected),
+      shape.c_str(), arg.name);
 }
 
 [[gnu::cold]] bool FailType(const Plan& plan, const Arg& arg, const TVMFFIAny& value) {
@@ -102,18 +113,19 @@ class Binder {
                   tensor->ndim, arg.rank, shape.c_str());
     }
     call_.tensors[index] = tensor;
-    return CheckDevice(arg, *tensor) && BindShape(arg, *tensor) && CheckPointer(arg, *tensor) && BindStrides(arg, *tensor);
+    return CheckDevice(arg, *tensor) && BindShape(arg, *tensor) && CheckPointer(arg, *tensor) &&
+           BindStrides(arg, *tensor);
   }
 
   bool CheckDevice(const Arg& arg, const DLTensor& tensor) {
     if (tensor.device.device_type != kDLCUDA) {
-      return Fail(kArgumentError, "%s: %s: is not on a CUDA device (DLPack device type %d); move it to one", plan_.variant,
-                  arg.name, static_cast<int>(tensor.device.device_type));
+      return Fail(kArgumentError, "%s: %s: is not on a CUDA device (DLPack device type %d); move it to one",
+                  plan_.variant, arg.name, static_cast<int>(tensor.device.device_type));
     }
     if (call_.device < 0) call_.device = tensor.device.device_id;
     if (tensor.device.device_id == call_.device) return true;
-    return Fail(kArgumentError, "%s: %s: is on cuda:%d, expected cuda:%d, where the arguments before it are", plan_.variant,
-                arg.name, tensor.device.device_id, call_.device);
+    return Fail(kArgumentError, "%s: %s: is on cuda:%d, expected cuda:%d, where the arguments before it are",
+                plan_.variant, arg.name, tensor.device.device_id, call_.device);
   }
 
   bool BindShape(const Arg& arg, const DLTensor& tensor) {
@@ -188,7 +200,8 @@ class Binder {
   bool BindStride(const Arg& arg, const DLTensor& tensor, int axis, int64_t stride) {
     if (stride < 0 || (stride == 0 && arg.role != Role::kIn)) {
       return Fail(kArgumentError, "%s: %s: stride of dimension %d is %lld, expected %s", plan_.variant, arg.name, axis,
-                  static_cast<long long>(stride), stride < 0 ? "no negative stride" : "elements that do not overlap, since it is written");
+                  static_cast<long long>(stride),
+                  stride < 0 ? "no negative stride" : "elements that do not overlap, since it is written");
     }
     return BindExtent(arg, tensor, axis, true, arg.strides[axis], stride);
   }
@@ -235,7 +248,7 @@ class Binder {
       if (tensor == nullptr || (at.is_stride && !StrideMatters(*tensor, at.axis))) continue;
       const Expr& expr = (at.is_stride ? arg.strides : arg.shape)[at.axis].expr;
       // A tensor without strides is C-contiguous by DLPack's rules.
-      const int64_t got = !at.is_stride ? tensor->shape[at.axis]
+      const int64_t got = !at.is_stride                ? tensor->shape[at.axis]
                           : tensor->strides != nullptr ? tensor->strides[at.axis]
                                                        : DenseStride(*tensor, at.axis);
       int64_t expected = 0;

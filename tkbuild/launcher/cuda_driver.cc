@@ -21,7 +21,7 @@ Atomic<int> g_num_sms_limit;
 
 // Null when every function was found, else the name of one that was not.
 const char* ResolveFunctions(void* library, Driver* driver) {
-#define TKBUILD_RESOLVE(name, parameters)                                          \
+#define TKBUILD_RESOLVE(name, parameters)                                         \
   driver->name = reinterpret_cast<decltype(driver->name)>(dlsym(library, #name)); \
   if (driver->name == nullptr) return #name;
   TKBUILD_DRIVER_FUNCTIONS(TKBUILD_RESOLVE)
@@ -33,7 +33,8 @@ const char* ResolveFunctions(void* library, Driver* driver) {
 bool FailTooOld(const Driver& driver, const char* missing) {
   int version = 0;
   if (driver.cuDriverGetVersion != nullptr) driver.cuDriverGetVersion(&version);
-  return Fail(kDriverTooOldError, "the NVIDIA driver supports CUDA %d.%d and lacks %s; expected CUDA %d.%d or newer: update the driver",
+  return Fail(kDriverNotFoundError,
+              "the NVIDIA driver supports CUDA %d.%d and lacks %s; expected CUDA %d.%d or newer: update the driver",
               version / 1000, version % 1000 / 10, missing, kOldestDriver / 1000, kOldestDriver % 1000 / 10);
 }
 
@@ -61,8 +62,9 @@ const Driver* InitLocked() {
   if (driver == nullptr) return nullptr;
   const CUresult result = driver->cuInit(0);
   if (result == CUDA_ERROR_STUB_LIBRARY) {
-    Fail(kDriverNotFoundError, "libcuda.so.1 is the stub of a CUDA toolkit; expected the NVIDIA driver: take the stubs "
-                               "folder out of LD_LIBRARY_PATH");
+    Fail(kDriverNotFoundError,
+         "libcuda.so.1 is the stub of a CUDA toolkit; expected the NVIDIA driver: take the stubs "
+         "folder out of LD_LIBRARY_PATH");
     return nullptr;
   }
   if (result != CUDA_SUCCESS) {
@@ -93,7 +95,8 @@ const char* Hint(CUresult result) {
     case CUDA_ERROR_INVALID_IMAGE:
     case CUDA_ERROR_NO_BINARY_FOR_GPU:
     case CUDA_ERROR_UNSUPPORTED_PTX_VERSION:
-      return "; the cubin is for another GPU, or of a newer CUDA toolkit than the driver supports: update the driver or "
+      return "; the cubin is for another GPU, or of a newer CUDA toolkit than the driver supports: update the driver "
+             "or "
              "install the kernel wheel of this GPU";
     case CUDA_ERROR_ILLEGAL_ADDRESS:
     case CUDA_ERROR_ASSERT:

@@ -1,5 +1,5 @@
-// The part of the CUDA driver API that the launcher calls, found in libcuda.so.1 at first use, and what is known of each
-// device. Declared here because neither the CUDA toolkit nor a GPU is needed to build the launcher.
+// The part of the CUDA driver API that the launcher calls, found in libcuda.so.1 at first use, and what is known of
+// each device. Declared here because neither the CUDA toolkit nor a GPU is needed to build the launcher.
 #pragma once
 
 #include <stddef.h>
@@ -83,31 +83,31 @@ struct alignas(128) CUtensorMap {
 };
 
 // name in libcuda.so.1, result and parameters
-#define TKBUILD_DRIVER_FUNCTIONS(X)                                                                                   \
-  X(cuInit, (unsigned flags))                                                                                         \
-  X(cuDriverGetVersion, (int* version))                                                                               \
-  X(cuGetErrorName, (CUresult result, const char** name))                                                             \
-  X(cuGetErrorString, (CUresult result, const char** text))                                                           \
-  X(cuDeviceGetCount, (int* count))                                                                                   \
-  X(cuDeviceGet, (CUdevice * device, int ordinal))                                                                    \
-  X(cuDeviceGetAttribute, (int* value, CUdevice_attribute attribute, CUdevice device))                                \
-  X(cuDevicePrimaryCtxRetain, (CUcontext * context, CUdevice device))                                                 \
-  X(cuCtxGetCurrent, (CUcontext * context))                                                                           \
-  X(cuCtxPushCurrent_v2, (CUcontext context))                                                                         \
-  X(cuCtxPopCurrent_v2, (CUcontext * context))                                                                        \
-  X(cuLibraryLoadData, (CUlibrary * library, const void* code, void* jit_options, void** jit_option_values,           \
-                        unsigned jit_option_count, void* library_options, void** library_option_values,               \
-                        unsigned library_option_count))                                                               \
-  X(cuLibraryGetKernel, (CUkernel * kernel, CUlibrary library, const char* name))                                     \
-  X(cuKernelSetAttribute, (CUfunction_attribute attribute, int value, CUkernel kernel, CUdevice device))              \
-  X(cuKernelGetFunction, (CUfunction * function, CUkernel kernel))                                                    \
-  X(cuLaunchKernelEx, (const CUlaunchConfig* config, CUfunction function, void** params, void** extra))               \
-  X(cuOccupancyMaxActiveBlocksPerMultiprocessor,                                                                      \
-    (int* blocks, CUfunction function, int block_threads, size_t dynamic_smem_bytes))                                 \
-  X(cuOccupancyMaxActiveClusters, (int* clusters, CUfunction function, const CUlaunchConfig* config))                 \
-  X(cuTensorMapEncodeTiled,                                                                                           \
-    (CUtensorMap * map, int dtype, uint32_t rank, void* address, const uint64_t* dims, const uint64_t* strides,       \
-     const uint32_t* box, const uint32_t* element_strides, int interleave, int swizzle, int l2_promotion, int oob_fill))
+#define TKBUILD_DRIVER_FUNCTIONS(X)                                                                                 \
+  X(cuInit, (unsigned flags))                                                                                       \
+  X(cuDriverGetVersion, (int* version))                                                                             \
+  X(cuGetErrorName, (CUresult result, const char** name))                                                           \
+  X(cuGetErrorString, (CUresult result, const char** text))                                                         \
+  X(cuDeviceGetCount, (int* count))                                                                                 \
+  X(cuDeviceGet, (CUdevice * device, int ordinal))                                                                  \
+  X(cuDeviceGetAttribute, (int* value, CUdevice_attribute attribute, CUdevice device))                              \
+  X(cuDevicePrimaryCtxRetain, (CUcontext * context, CUdevice device))                                               \
+  X(cuCtxGetCurrent, (CUcontext * context))                                                                         \
+  X(cuCtxPushCurrent_v2, (CUcontext context))                                                                       \
+  X(cuCtxPopCurrent_v2, (CUcontext * context))                                                                      \
+  X(cuLibraryLoadData,                                                                                              \
+    (CUlibrary * library, const void* code, void* jit_options, void** jit_option_values, unsigned jit_option_count, \
+     void* library_options, void** library_option_values, unsigned library_option_count))                           \
+  X(cuLibraryGetKernel, (CUkernel * kernel, CUlibrary library, const char* name))                                   \
+  X(cuKernelSetAttribute, (CUfunction_attribute attribute, int value, CUkernel kernel, CUdevice device))            \
+  X(cuKernelGetFunction, (CUfunction * function, CUkernel kernel))                                                  \
+  X(cuLaunchKernelEx, (const CUlaunchConfig* config, CUfunction function, void** params, void** extra))             \
+  X(cuOccupancyMaxActiveBlocksPerMultiprocessor,                                                                    \
+    (int* blocks, CUfunction function, int block_threads, size_t dynamic_smem_bytes))                               \
+  X(cuOccupancyMaxActiveClusters, (int* clusters, CUfunction function, const CUlaunchConfig* config))               \
+  X(cuTensorMapEncodeTiled, (CUtensorMap * map, int dtype, uint32_t rank, void* address, const uint64_t* dims,      \
+                             const uint64_t* strides, const uint32_t* box, const uint32_t* element_strides,         \
+                             int interleave, int swizzle, int l2_promotion, int oob_fill))
 
 struct Driver {
 #define TKBUILD_DECLARE(name, parameters) CUresult(*name) parameters;

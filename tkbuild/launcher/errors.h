@@ -4,11 +4,10 @@
 namespace tkbuild {
 
 // The runtime maps these kinds to exception classes.
-inline constexpr char kArgumentError[] = "ArgumentError";            // what the caller passed does not fit
-inline constexpr char kLaunchError[] = "LaunchError";                // the driver or the device refuses
-inline constexpr char kDriverNotFoundError[] = "DriverNotFoundError";  // no usable libcuda.so.1
-inline constexpr char kDriverTooOldError[] = "DriverTooOldError";    // libcuda.so.1 lacks what the launcher calls
-inline constexpr char kIntegrityError[] = "IntegrityError";          // a launch plan or cubin is damaged or foreign
+inline constexpr char kArgumentError[] = "ArgumentError";              // what the caller passed does not fit
+inline constexpr char kLaunchError[] = "LaunchError";                  // the driver or the device refuses
+inline constexpr char kDriverNotFoundError[] = "DriverNotFoundError";  // libcuda.so.1 is missing, a stub, or too old
+inline constexpr char kIntegrityError[] = "IntegrityError";            // a launch plan or cubin is damaged or foreign
 
 // Raises an error in this thread and returns false, so that callers can write `return Fail(...)`. Text beyond
 // kMaxMessageBytes is cut.

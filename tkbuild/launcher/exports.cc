@@ -128,7 +128,8 @@ bool Preload(const TVMFFIAny* args, int32_t count, TVMFFIAny*) {
 // set_num_sms(limit: int) -> None; 0 takes the limit away
 bool SetNumSms(const TVMFFIAny* args, int32_t count, TVMFFIAny*) {
   int limit = 0;
-  if (!CheckCount("set_num_sms", count, 1) || !GetInt("set_num_sms: limit", args[0], 0, INT32_MAX, &limit)) return false;
+  if (!CheckCount("set_num_sms", count, 1) || !GetInt("set_num_sms: limit", args[0], 0, INT32_MAX, &limit))
+    return false;
   SetNumSmsLimit(limit);
   return true;
 }
@@ -178,13 +179,22 @@ bool DeviceCount(const TVMFFIAny*, int32_t count, TVMFFIAny* result) {
   return true;
 }
 
-// compute_capability(device: int) -> int: 10 * major + minor
+// compute_capability(device: int) -> [major, minor]
 bool ComputeCapability(const TVMFFIAny* args, int32_t count, TVMFFIAny* result) {
   if (!CheckCount("compute_capability", count, 1)) return false;
   const Device* device = GetDeviceArg("compute_capability: device", args[0]);
   if (device == nullptr) return false;
-  ReturnInt(device->major * 10 + device->minor, result);
-  return true;
+  TVMFFIAny parts[2];
+  ReturnInt(device->major, &parts[0]);
+  ReturnInt(device->minor, &parts[1]);
+  // The C ABI makes arrays through this function alone.
+  static constexpr char kName[] = "ffi.Array";
+  const TVMFFIByteArray name = {kName, sizeof(kName) - 1};
+  TVMFFIObjectHandle make_array = nullptr;
+  if (TVMFFIFunctionGetGlobal(&name, &make_array) != 0) return false;
+  const int status = TVMFFIFunctionCall(make_array, parts, 2, result);
+  TVMFFIObjectDecRef(make_array);
+  return status == 0;
 }
 
 // launch_count() -> int: launches that the driver accepted in this process
@@ -204,10 +214,10 @@ bool Abi(const TVMFFIAny*, int32_t count, TVMFFIAny* result) {
 }  // namespace
 }  // namespace tkbuild
 
-#define TKBUILD_EXPORT(name, function)                                                                                   \
+#define TKBUILD_EXPORT(name, function)                                                                                \
   extern "C" __attribute__((visibility("default"))) int __tvm_ffi_##name(void*, const TVMFFIAny* args, int32_t count, \
-                                                                         TVMFFIAny* result) {                          \
-    return tkbuild::function(args, count, result) ? 0 : -1;                                                            \
+                                                                         TVMFFIAny* result) {                         \
+    return tkbuild::function(args, count, result) ? 0 : -1;                                                           \
   }
 
 TKBUILD_EXPORT(load, Load)

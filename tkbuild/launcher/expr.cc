@@ -15,12 +15,14 @@ struct Operator {
 };
 
 constexpr Operator kOperators[] = {
-    {"+", Op::kAdd, true},           {"-", Op::kSub, true},         {"*", Op::kMul, true},
-    {"//", Op::kFloorDiv, true},     {"%", Op::kFloorMod, true},    {"<", Op::kLess, true},
-    {"<=", Op::kLessEqual, true},    {">", Op::kGreater, true},     {">=", Op::kGreaterEqual, true},
-    {"==", Op::kEqual, true},        {"!=", Op::kNotEqual, true},   {"min", Op::kMin, false},
-    {"max", Op::kMax, false},        {"ceildiv", Op::kCeilDiv, false}, {"align", Op::kAlign, false},
-    {"gcd", Op::kGcd, false},
+    {"+", Op::kAdd, true},           {"-", Op::kSub, true},
+    {"*", Op::kMul, true},           {"//", Op::kFloorDiv, true},
+    {"%", Op::kFloorMod, true},      {"<", Op::kLess, true},
+    {"<=", Op::kLessEqual, true},    {">", Op::kGreater, true},
+    {">=", Op::kGreaterEqual, true}, {"==", Op::kEqual, true},
+    {"!=", Op::kNotEqual, true},     {"min", Op::kMin, false},
+    {"max", Op::kMax, false},        {"ceildiv", Op::kCeilDiv, false},
+    {"align", Op::kAlign, false},    {"gcd", Op::kGcd, false},
 };
 
 const Operator* FindOperator(const char* name) {
@@ -56,7 +58,10 @@ class Compiler {
   Expr Finish(Arena& arena) const {
     Span<Instruction> code = arena.NewArray<Instruction>(size_);
     memcpy(code.data, code_, sizeof(Instruction) * static_cast<size_t>(size_));
-    Expr expr = {Expr::Kind::kCode, code_[0].operand, code_[0].value, arena.CopyString(text_.c_str(), strlen(text_.c_str())),
+    Expr expr = {Expr::Kind::kCode,
+                 code_[0].operand,
+                 code_[0].value,
+                 arena.CopyString(text_.c_str(), strlen(text_.c_str())),
                  {code.data, code.size}};
     if (size_ == 1) expr.kind = code_[0].op == Op::kSlot ? Expr::Kind::kSlot : Expr::Kind::kConstant;
     return expr;
@@ -81,7 +86,8 @@ class Compiler {
     text_.Add("%s", name);
     if (found.kind == Scope::Kind::kConstant) return Emit(Op::kConstant, 0, found.value);
     if (found.kind == Scope::Kind::kInt) return Emit(Op::kSlot, found.slot);
-    return Fail(kIntegrityError, "%s: '%s' is not an integer that this plan knows; build the kernel again", where_, name);
+    return Fail(kIntegrityError, "%s: '%s' is not an integer that this plan knows; build the kernel again", where_,
+                name);
   }
 
   bool CompileCall(const Json& call) {
@@ -225,23 +231,48 @@ inline EvalStatus Checked(bool overflow) { return overflow ? EvalStatus::kOverfl
 
 [[gnu::always_inline]] inline EvalStatus Binary(Op op, int64_t a, int64_t b, int64_t* out) {
   switch (op) {
-    case Op::kAdd: return Checked(__builtin_add_overflow(a, b, out));
-    case Op::kSub: return Checked(__builtin_sub_overflow(a, b, out));
-    case Op::kMul: return Checked(__builtin_mul_overflow(a, b, out));
-    case Op::kFloorDiv: return FloorDiv(a, b, out);
-    case Op::kFloorMod: return FloorMod(a, b, out);
-    case Op::kCeilDiv: return CeilDiv(a, b, out);
-    case Op::kAlign: return Align(a, b, out);
-    case Op::kGcd: return Gcd(a, b, out);
-    case Op::kLess: *out = a < b; break;
-    case Op::kLessEqual: *out = a <= b; break;
-    case Op::kGreater: *out = a > b; break;
-    case Op::kGreaterEqual: *out = a >= b; break;
-    case Op::kEqual: *out = a == b; break;
-    case Op::kNotEqual: *out = a != b; break;
-    case Op::kMin: *out = a < b ? a : b; break;
-    case Op::kMax: *out = a > b ? a : b; break;
-    default: __builtin_unreachable();
+    case Op::kAdd:
+      return Checked(__builtin_add_overflow(a, b, out));
+    case Op::kSub:
+      return Checked(__builtin_sub_overflow(a, b, out));
+    case Op::kMul:
+      return Checked(__builtin_mul_overflow(a, b, out));
+    case Op::kFloorDiv:
+      return FloorDiv(a, b, out);
+    case Op::kFloorMod:
+      return FloorMod(a, b, out);
+    case Op::kCeilDiv:
+      return CeilDiv(a, b, out);
+    case Op::kAlign:
+      return Align(a, b, out);
+    case Op::kGcd:
+      return Gcd(a, b, out);
+    case Op::kLess:
+      *out = a < b;
+      break;
+    case Op::kLessEqual:
+      *out = a <= b;
+      break;
+    case Op::kGreater:
+      *out = a > b;
+      break;
+    case Op::kGreaterEqual:
+      *out = a >= b;
+      break;
+    case Op::kEqual:
+      *out = a == b;
+      break;
+    case Op::kNotEqual:
+      *out = a != b;
+      break;
+    case Op::kMin:
+      *out = a < b ? a : b;
+      break;
+    case Op::kMax:
+      *out = a > b ? a : b;
+      break;
+    default:
+      __builtin_unreachable();
   }
   return EvalStatus::kOk;
 }
@@ -271,9 +302,12 @@ bool Scope::Add(const char* name, Name meaning) {
 
 const char* Describe(EvalStatus status) {
   switch (status) {
-    case EvalStatus::kOverflow: return "overflows 64 bits";
-    case EvalStatus::kDivisionByZero: return "divides by zero";
-    case EvalStatus::kOk: break;
+    case EvalStatus::kOverflow:
+      return "overflows 64 bits";
+    case EvalStatus::kDivisionByZero:
+      return "divides by zero";
+    case EvalStatus::kOk:
+      break;
   }
   return "ok";
 }
@@ -284,22 +318,36 @@ EvalStatus Expr::Run(const int64_t* slots, int64_t* out) const {
   for (int at = 0; at < code.size; ++at) {
     const Instruction& step = code[at];
     switch (step.op) {
-      case Op::kConstant: stack[++top] = step.value; break;
-      case Op::kSlot: stack[++top] = slots[step.operand]; break;
-      case Op::kJump: at = step.operand - 1; break;
+      case Op::kConstant:
+        stack[++top] = step.value;
+        break;
+      case Op::kSlot:
+        stack[++top] = slots[step.operand];
+        break;
+      case Op::kJump:
+        at = step.operand - 1;
+        break;
       case Op::kJumpIfZero:
         if (stack[top--] == 0) at = step.operand - 1;
         break;
       case Op::kJumpIfZeroElsePop:
-        if (stack[top] == 0) at = step.operand - 1; else --top;
+        if (stack[top] == 0)
+          at = step.operand - 1;
+        else
+          --top;
         break;
       case Op::kJumpIfNonZeroElsePop:
-        if (stack[top] != 0) at = step.operand - 1; else --top;
+        if (stack[top] != 0)
+          at = step.operand - 1;
+        else
+          --top;
         break;
       case Op::kNegate:
         if (__builtin_sub_overflow(int64_t{0}, stack[top], &stack[top])) return EvalStatus::kOverflow;
         break;
-      case Op::kNot: stack[top] = stack[top] == 0; break;
+      case Op::kNot:
+        stack[top] = stack[top] == 0;
+        break;
       default: {
         const int64_t right = stack[top--];
         const EvalStatus status = Binary(step.op, stack[top], right, &stack[top]);

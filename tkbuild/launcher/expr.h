@@ -36,9 +36,30 @@ class Scope {
 };
 
 enum class Op : uint8_t {
-  kConstant, kSlot, kJump, kJumpIfZero, kJumpIfZeroElsePop, kJumpIfNonZeroElsePop,
-  kNegate, kNot, kAdd, kSub, kMul, kFloorDiv, kFloorMod, kLess, kLessEqual, kGreater, kGreaterEqual, kEqual, kNotEqual,
-  kMin, kMax, kCeilDiv, kAlign, kGcd,
+  kConstant,
+  kSlot,
+  kJump,
+  kJumpIfZero,
+  kJumpIfZeroElsePop,
+  kJumpIfNonZeroElsePop,
+  kNegate,
+  kNot,
+  kAdd,
+  kSub,
+  kMul,
+  kFloorDiv,
+  kFloorMod,
+  kLess,
+  kLessEqual,
+  kGreater,
+  kGreaterEqual,
+  kEqual,
+  kNotEqual,
+  kMin,
+  kMax,
+  kCeilDiv,
+  kAlign,
+  kGcd,
 };
 
 struct Instruction {

@@ -24,8 +24,8 @@ class Parser {
 
  private:
   bool Error(const char* what) {
-    return Fail(kIntegrityError, "launch plan: not valid JSON at byte %td: %s; reinstall the kernel wheel", at_ - begin_,
-                what);
+    return Fail(kIntegrityError, "launch plan: not valid JSON at byte %td: %s; reinstall the kernel wheel",
+                at_ - begin_, what);
   }
 
   char Peek() const { return at_ < end_ ? *at_ : '\0'; }
@@ -167,7 +167,10 @@ class Parser {
     if (end_ - at_ < 6) return Error("short \\u escape");
     for (int i = 2; i < 6; ++i) {
       const char c = at_[i];
-      const int digit = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+      const int digit = c >= '0' && c <= '9'   ? c - '0'
+                        : c >= 'a' && c <= 'f' ? c - 'a' + 10
+                        : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                               : -1;
       if (digit < 0) return Error("bad \\u escape");
       *out = *out * 16 + static_cast<uint32_t>(digit);
     }

@@ -9,12 +9,12 @@ struct Json {
   enum class Type { kNull, kBool, kInt, kString, kArray, kObject };
 
   Type type;
-  int size;            // children of an array or object
-  int64_t number;      // kInt, kBool
-  const char* text;    // kString
-  const char* key;     // name of this member in its object
-  const Json* first;   // first child
-  const Json* next;    // next sibling
+  int size;           // children of an array or object
+  int64_t number;     // kInt, kBool
+  const char* text;   // kString
+  const char* key;    // name of this member in its object
+  const Json* first;  // first child
+  const Json* next;   // next sibling
 
   bool Is(Type wanted) const { return type == wanted; }
   const Json* Find(const char* name) const;

@@ -66,7 +66,8 @@ Kernel::OnDevice* Kernel::PrepareOn(int ordinal) {
   if (device == nullptr) return nullptr;
   if (!RunsOn(plan_->arch, device->major, device->minor)) {
     Fail(kLaunchError,
-         "%s: cuda:%d has compute capability %d.%d, but the kernel is built for %s; install the kernel wheel for that GPU",
+         "%s: cuda:%d has compute capability %d.%d, but the kernel is built for %s; install the kernel wheel for that "
+         "GPU",
          plan_->variant, ordinal, device->major, device->minor, plan_->arch.name);
     return nullptr;
   }
@@ -133,8 +134,8 @@ bool Kernel::LoadLaunch(OnDevice* on, int index) {
 }
 
 bool Kernel::GrantSharedMemory(const OnDevice& on, LoadedLaunch* loaded, int64_t bytes) const {
-  const CUresult result = on.driver->cuKernelSetAttribute(
-      CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, static_cast<int>(bytes), loaded->kernel, on.device->handle);
+  const CUresult result = on.driver->cuKernelSetAttribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                                                          static_cast<int>(bytes), loaded->kernel, on.device->handle);
   if (result == CUDA_SUCCESS) {
     loaded->dynamic_smem_bytes.Store(bytes);
     return true;

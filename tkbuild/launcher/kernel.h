@@ -65,7 +65,8 @@ class Kernel : public HeapObject {
   bool LaunchOne(int index, const Call& call, CUstream stream, OnDevice* on);
   bool Submit(const Launch& launch, const Geometry& geometry, CUstream stream, void** params, const OnDevice& on,
               LoadedLaunch* loaded) const;
-  bool EvaluateSize(const Expr& expr, const Call& call, const char* what, int64_t low, int64_t high, int64_t* out) const {
+  bool EvaluateSize(const Expr& expr, const Call& call, const char* what, int64_t low, int64_t high,
+                    int64_t* out) const {
     if (!EvaluateFor(*plan_, expr, call, what, out)) return false;
     return (*out >= low && *out <= high) || FailSize(expr, what, low, high, *out);
   }

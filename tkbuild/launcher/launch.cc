@@ -105,9 +105,9 @@ bool Kernel::Submit(const Launch& launch, const Geometry& geometry, CUstream str
     return true;
   }
   Text subject = Subject(on);
-  subject.Add(", function %s, grid (%u, %u, %u), block (%u, %u, %u), %u bytes of dynamic shared memory", launch.function,
-              config.grid[0], config.grid[1], config.grid[2], config.block[0], config.block[1], config.block[2],
-              config.dynamic_smem_bytes);
+  subject.Add(", function %s, grid (%u, %u, %u), block (%u, %u, %u), %u bytes of dynamic shared memory",
+              launch.function, config.grid[0], config.grid[1], config.grid[2], config.block[0], config.block[1],
+              config.block[2], config.dynamic_smem_bytes);
   return FailDriver(*on.driver, result, "cuLaunchKernelEx", subject.c_str());
 }
 
@@ -205,7 +205,8 @@ bool Kernel::EncodeTensorMap(const TensorMap& map, const Call& call, const OnDev
     if (!EvaluateSize(map.element_strides[i], call, "tensor map element stride", 1, 8, &value)) return false;
     element_strides[i] = static_cast<uint32_t>(value);
     if (i + 1 == map.rank) break;
-    if (!EvaluateSize(map.strides[i], call, "tensor map stride in bytes", 0, (int64_t{1} << 40) - 1, &value)) return false;
+    if (!EvaluateSize(map.strides[i], call, "tensor map stride in bytes", 0, (int64_t{1} << 40) - 1, &value))
+      return false;
     strides[i] = static_cast<uint64_t>(value);
   }
   const CUresult result = on.driver->cuTensorMapEncodeTiled(
@@ -214,9 +215,11 @@ bool Kernel::EncodeTensorMap(const TensorMap& map, const Call& call, const OnDev
   if (result == CUDA_SUCCESS) return true;
   Text subject = Subject(on);
   subject.Add(", tensor map of %s at %p, rank %d, sizes (", arg.name, DataPointer(*tensor), map.rank);
-  for (int i = 0; i < map.rank; ++i) subject.Add("%s%llu", i == 0 ? "" : ", ", static_cast<unsigned long long>(dims[i]));
+  for (int i = 0; i < map.rank; ++i)
+    subject.Add("%s%llu", i == 0 ? "" : ", ", static_cast<unsigned long long>(dims[i]));
   subject.Add("), strides (");
-  for (int i = 0; i + 1 < map.rank; ++i) subject.Add("%s%llu", i == 0 ? "" : ", ", static_cast<unsigned long long>(strides[i]));
+  for (int i = 0; i + 1 < map.rank; ++i)
+    subject.Add("%s%llu", i == 0 ? "" : ", ", static_cast<unsigned long long>(strides[i]));
   return FailDriver(*on.driver, result, "cuTensorMapEncodeTiled", subject.Add(") bytes").c_str());
 }
 
@@ -259,7 +262,8 @@ bool Kernel::CheckResidency(const Launch& launch, const OnDevice& on, LoadedLaun
   const int64_t blocks = Product(geometry.grid);
   if (blocks <= resident) return true;
   return Fail(kLaunchError,
-              "%s on cuda:%d: function %s synchronises its whole grid of %lld blocks, but at most %lld can be resident on the %d SMs; lower set_num_sms",
+              "%s on cuda:%d: function %s synchronises its whole grid of %lld blocks, but at most %lld can be resident "
+              "on the %d SMs; lower set_num_sms",
               plan_->variant, on.device->ordinal, launch.function, static_cast<long long>(blocks),
               static_cast<long long>(resident), on.device->sm_count);
 }

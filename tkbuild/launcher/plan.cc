@@ -1,38 +1,15 @@
 #include "plan.h"
 
-#include <stdarg.h>
 #include <stdio.h>
 
 #include "errors.h"
+#include "plan_json.h"
 
 namespace tkbuild {
 namespace {
 
 constexpr int kSchema = 1;
 constexpr char kNumSms[] = "num_sms";
-
-// The place in a launch plan that is being read, for messages: "quant.cast-...: launch plan: args[2].dtype".
-class Where {
- public:
-  [[gnu::format(printf, 3, 4)]] Where(const char* parent, const char* format, ...) {
-    va_list args;
-    va_start(args, format);
-    const int used = snprintf(text_, sizeof(text_), "%s", parent);
-    if (used >= 0 && used < static_cast<int>(sizeof(text_))) {
-      vsnprintf(text_ + used, sizeof(text_) - static_cast<size_t>(used), format, args);
-    }
-    va_end(args);
-  }
-  operator const char*() const { return text_; }  // NOLINT: a Where is text
-
- private:
-  char text_[256];
-};
-
-bool Bad(const char* where, const char* expected) {
-  return Fail(kIntegrityError, "%s: expected %s; reinstall the kernel wheel, or build it with this version of tkbuild",
-              where, expected);
-}
 
 // Only plans that speak of the SM count pay for asking.
 bool Mentions(const Json& json, const char* name) {
@@ -55,64 +32,6 @@ class PlanReader {
   }
 
  private:
-  // --- values ---
-
-  // A key that is not known may be a launch fact that this launcher would ignore, so it is refused.
-  template <int kCount>
-  bool OnlyKeys(const Json& object, const char* where, const char* const (&keys)[kCount]) {
-    if (!object.Is(Json::Type::kObject)) return Bad(where, "an object");
-    for (const Json* member = object.first; member != nullptr; member = member->next) {
-      bool known = false;
-      for (const char* key : keys) known = known || strcmp(key, member->key) == 0;
-      if (!known) return Fail(kIntegrityError, "%s: unknown key '%s'; upgrade tkbuild", where, member->key);
-    }
-    return true;
-  }
-
-  bool ReadString(const Json& object, const char* key, const char* where, const char** out) {
-    const Json* found = object.Find(key);
-    if (found == nullptr || !found->Is(Json::Type::kString)) return Bad(Where(where, ".%s", key), "a string");
-    *out = found->text;
-    return true;
-  }
-
-  bool ReadInt(const Json& object, const char* key, const char* where, int64_t low, int64_t high, int* out) {
-    const Json* found = object.Find(key);
-    if (found == nullptr || !found->Is(Json::Type::kInt) || found->number < low || found->number > high) {
-      return Bad(Where(where, ".%s", key), Where("", "an integer from %lld to %lld", static_cast<long long>(low),
-                                                 static_cast<long long>(high)));
-    }
-    *out = static_cast<int>(found->number);
-    return true;
-  }
-
-  // Absent means `false`.
-  bool ReadBool(const Json& object, const char* key, const char* where, bool* out) {
-    const Json* found = object.Find(key);
-    if (found != nullptr && !found->Is(Json::Type::kBool)) return Bad(Where(where, ".%s", key), "true or false");
-    *out = found != nullptr && found->number != 0;
-    return true;
-  }
-
-  // Absent, where that is allowed, means an empty array.
-  bool ReadArray(const Json& object, const char* key, const char* where, int limit, bool required, const Json** out) {
-    static constexpr Json kEmpty = {Json::Type::kArray, 0, 0, nullptr, nullptr, nullptr, nullptr};
-    const Json* found = object.Find(key);
-    if (found == nullptr && !required) found = &kEmpty;
-    if (found == nullptr || !found->Is(Json::Type::kArray) || found->size > limit) {
-      return Bad(Where(where, ".%s", key), Where("", "an array of at most %d entries", limit));
-    }
-    *out = found;
-    return true;
-  }
-
-  bool ReadDtype(const Json& object, const char* where, const Dtype** out) {
-    const char* name = nullptr;
-    if (!ReadString(object, "dtype", where, &name)) return false;
-    *out = FindDtype(name);
-    return *out != nullptr || Fail(kIntegrityError, "%s.dtype: unknown dtype '%s'; upgrade tkbuild", where, name);
-  }
-
   bool ReadExpr(const Json& json, const char* where, Expr* out) {
     return CompileExpr(arena_, plan_->scope, json, where, out);
   }
@@ -141,15 +60,15 @@ class PlanReader {
     return -1;
   }
 
-  // --- the parts of a plan ---
-
   bool ReadHeader(const Json& root) {
-    static constexpr const char* kKeys[] = {"schema", "kernel", "variant",     "arch",    "axes", "args",
-                                            "dims",   "checks", "tensor_maps", "launches"};
+    static constexpr const char* kKeys[] = {"schema", "kernel", "variant", "arch",        "axes",
+                                            "args",   "dims",   "checks",  "tensor_maps", "launches"};
     const Json* schema = root.Find("schema");
     if (schema == nullptr || !schema->Is(Json::Type::kInt)) return Bad("launch plan: schema", "an integer");
     if (schema->number != kSchema) {
-      return Fail(kIntegrityError, "launch plan: schema %lld, expected %d; install the versions of tkbuild and of the kernel wheel that belong together",
+      return Fail(kIntegrityError,
+                  "launch plan: schema %lld, expected %d; install the versions of tkbuild and of the kernel wheel that "
+                  "belong together",
                   static_cast<long long>(schema->number), kSchema);
     }
     const char* kernel = nullptr;
@@ -157,7 +76,8 @@ class PlanReader {
         !ReadString(root, "variant", "launch plan", &plan_->variant)) {
       return false;
     }
-    where_ = arena_.CopyString(Where(plan_->variant, ": launch plan: "), strlen(Where(plan_->variant, ": launch plan: ")));
+    where_ =
+        arena_.CopyString(Where(plan_->variant, ": launch plan: "), strlen(Where(plan_->variant, ": launch plan: ")));
     const Json* args = nullptr;
     return ReadArch(root) && ReadArray(root, "args", where_, kMaxArgs, true, &args);
   }
@@ -250,7 +170,8 @@ class PlanReader {
     arg->name = name;
     arg->is_tensor = strcmp(kind, "tensor") == 0;
     if (arg->is_tensor) return ReadTensorArg(json, index, where, arg);
-    if (strcmp(kind, "scalar") != 0 && strcmp(kind, "option") != 0) return Bad(Where(where, ".kind"), "tensor, scalar or option");
+    if (strcmp(kind, "scalar") != 0 && strcmp(kind, "option") != 0)
+      return Bad(Where(where, ".kind"), "tensor, scalar or option");
     return ReadScalarArg(where, arg);
   }
 
@@ -270,7 +191,8 @@ class PlanReader {
         !ReadArray(json, "strides", where, kMaxRank, false, &strides)) {
       return false;
     }
-    if (strides->size != 0 && strides->size != shape->size) return Bad(Where(where, ".strides"), "as many entries as shape has");
+    if (strides->size != 0 && strides->size != shape->size)
+      return Bad(Where(where, ".strides"), "as many entries as shape has");
     int align_bytes = 1;
     if (json.Find("align") != nullptr && !ReadInt(json, "align", where, 1, 4096, &align_bytes)) return false;
     if ((align_bytes & (align_bytes - 1)) != 0) return Bad(Where(where, ".align"), "a power of two");
@@ -313,9 +235,7 @@ class PlanReader {
     return true;
   }
 
-  bool IsDim(int slot) const {
-    return slot >= first_dim_slot_ && slot < first_dim_slot_ + plan_->dim_slots.size;
-  }
+  bool IsDim(int slot) const { return slot >= first_dim_slot_ && slot < first_dim_slot_ + plan_->dim_slots.size; }
 
   bool ReadDims(const Json& root) {
     static constexpr const char* kKeys[] = {"dtype", "min", "max"};
@@ -331,7 +251,8 @@ class PlanReader {
       DimRange range = {name.slot, INT64_MIN, INT64_MAX};
       const Dtype* dtype = nullptr;
       if (dim->Find("dtype") != nullptr && !ReadDtype(*dim, where, &dtype)) return false;
-      if (dtype != nullptr && !IntRange(*dtype, &range.low, &range.high)) return Bad(Where(where, ".dtype"), "an integer dtype");
+      if (dtype != nullptr && !IntRange(*dtype, &range.low, &range.high))
+        return Bad(Where(where, ".dtype"), "an integer dtype");
       if (!Tighten(*dim, where, &range)) return false;
       plan_->dim_ranges.data[plan_->dim_ranges.size++] = range;
     }
@@ -339,13 +260,19 @@ class PlanReader {
   }
 
   bool Tighten(const Json& dim, const char* where, DimRange* range) {
-    const Json* low = dim.Find("min");
-    const Json* high = dim.Find("max");
-    if (low != nullptr && !low->Is(Json::Type::kInt)) return Bad(Where(where, ".min"), "an integer");
-    if (high != nullptr && !high->Is(Json::Type::kInt)) return Bad(Where(where, ".max"), "an integer");
+    const Json* low = nullptr;
+    const Json* high = nullptr;
+    if (!ReadBound(dim, "min", where, &low) || !ReadBound(dim, "max", where, &high)) return false;
     if (low != nullptr && low->number > range->low) range->low = low->number;
     if (high != nullptr && high->number < range->high) range->high = high->number;
     return true;
+  }
+
+  // Absent or null means no bound.
+  bool ReadBound(const Json& dim, const char* key, const char* where, const Json** out) {
+    const Json* found = dim.Find(key);
+    *out = found == nullptr || found->Is(Json::Type::kNull) ? nullptr : found;
+    return *out == nullptr || found->Is(Json::Type::kInt) || Bad(Where(where, ".%s", key), "an integer");
   }
 
   bool ReadChecks(const Json& root) {
@@ -381,8 +308,8 @@ class PlanReader {
   }
 
   bool ReadTensorMap(const Json& json, const char* where, TensorMap* map) {
-    static constexpr const char* kKeys[] = {"arg", "dtype", "rank",       "dims",    "strides", "box", "elem_strides",
-                                            "interleave", "swizzle", "l2", "oob"};
+    static constexpr const char* kKeys[] = {"arg",          "dtype",      "rank",    "dims", "strides", "box",
+                                            "elem_strides", "interleave", "swizzle", "l2",   "oob"};
     const char* arg = nullptr;
     if (!OnlyKeys(json, where, kKeys) || !ReadString(json, "arg", where, &arg)) return false;
     map->arg = FindArg(arg);
@@ -395,7 +322,8 @@ class PlanReader {
            ReadExprs(json, "elem_strides", where, map->rank, map->element_strides) &&
            ReadInt(json, "interleave", where, 0, 255, &map->interleave) &&
            ReadInt(json, "swizzle", where, 0, 255, &map->swizzle) &&
-           ReadInt(json, "l2", where, 0, 255, &map->l2_promotion) && ReadInt(json, "oob", where, 0, 255, &map->oob_fill);
+           ReadInt(json, "l2", where, 0, 255, &map->l2_promotion) &&
+           ReadInt(json, "oob", where, 0, 255, &map->oob_fill);
   }
 
   bool ReadLaunches(const Json& root) {
@@ -416,8 +344,8 @@ class PlanReader {
     const Json* params = nullptr;
     const Json* smem = json.Find("dynamic_smem_bytes");
     if (!OnlyKeys(json, where, kKeys) || !ReadString(json, "function", where, &launch->function) ||
-        !ReadArray(json, "params", where, kMaxParams, true, &params) || !ReadExprs(json, "grid", where, 3, launch->grid) ||
-        !ReadExprs(json, "block", where, 3, launch->block) ||
+        !ReadArray(json, "params", where, kMaxParams, true, &params) ||
+        !ReadExprs(json, "grid", where, 3, launch->grid) || !ReadExprs(json, "block", where, 3, launch->block) ||
         !ReadOptionalTriple(json, "cluster", where, launch->cluster) ||
         !ReadBool(json, "cooperative", where, &launch->cooperative) || !ReadProgrammatic(json, where, launch)) {
       return false;
@@ -474,7 +402,8 @@ class PlanReader {
     param->index = -1;
     if (!IsFloat(*dtype)) {
       param->kind = Param::Kind::kInt;
-      if (!IntRange(*dtype, &param->low, &param->high)) return Bad(Where(where, ".dtype"), "an integer dtype, bool, float32 or float64");
+      if (!IntRange(*dtype, &param->low, &param->high))
+        return Bad(Where(where, ".dtype"), "an integer dtype, bool, float32 or float64");
       return ReadExpr(*value, Where(where, ".value"), &param->value);
     }
     param->kind = dtype->dlpack.bits == 32 ? Param::Kind::kFloat32 : Param::Kind::kFloat64;

@@ -83,9 +83,9 @@ struct TensorMap {
 struct Param {
   enum class Kind { kPointer, kTensorMap, kInt, kFloat32, kFloat64 };
   Kind kind;
-  int index;           // kPointer: of the arg; kTensorMap: of the map; floats: slot, or -1 where `value` counts
-  Expr value;          // kInt, and floats given as an integer
-  const char* dtype;   // of the kernel parameter, for messages
+  int index;          // kPointer: of the arg; kTensorMap: of the map; floats: slot, or -1 where `value` counts
+  Expr value;         // kInt, and floats given as an integer
+  const char* dtype;  // of the kernel parameter, for messages
   int64_t low;
   int64_t high;
 };
