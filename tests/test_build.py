@@ -18,7 +18,7 @@ from fake_toolkit import FakeToolkit
 
 from tkbuild import build as build_module
 from tkbuild.arch import TargetArch
-from tkbuild.build import BuildEvent, BuildOptions, BuildResult, CompileQueue, build, explain, job_count
+from tkbuild.build import BuildEvent, BuildOptions, BuildResult, CompileQueue, build, explain, job_count, load_built
 from tkbuild.errors import ArgumentError, CompileError, LowerError, StepTimeoutError, StoreError, ToolchainError
 from tkbuild.expr import Expr
 from tkbuild.plan import BuildFacts, BuildRequest, make_plan
@@ -312,7 +312,7 @@ def test_workers_stay_with_their_group_and_spread_over_groups() -> None:
 
 def test_explain_tells_what_changed(builder: Builder) -> None:
     def explanation(one: BuildRequest, facts: BuildFacts = FACTS) -> build_module.Explanation:
-        return explain(make_plan([one], facts).steps[0], one, facts, builder.store)
+        return explain(make_plan([one], facts), builder.store)
 
     first = explanation(request("a"))
     assert (first.is_lowered, first.is_compiled, first.changed) == (False, False, ())
@@ -323,6 +323,14 @@ def test_explain_tells_what_changed(builder: Builder) -> None:
     newer = explanation(request("a"), replace(FACTS, compiling={"cuda": "newer"}))
     assert (newer.is_lowered, newer.is_compiled) == (True, False)
     assert [(one.field, one.stored, one.now) for one in newer.changed] == [("cuda", "fake", "newer")]
+    assert newer.text().splitlines()[-2:] == ["changed since the newest stored build:", '  cuda: "fake" -> "newer"']
+    json.dumps(newer.to_json())
+
+
+def test_stored_variants_are_loaded_without_building(builder: Builder) -> None:
+    a, twin, b = request("a", "same\n"), request("twin", "same\n", extra_flags=("-DX",)), request("b")
+    built = {one.variant: one for one in builder(a, b).built}
+    assert load_built(make_plan([a, twin, b, request("c")], FACTS), builder.store) == built
 
 
 # ---- the real tools

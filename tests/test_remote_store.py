@@ -8,7 +8,7 @@ import pytest
 
 from tkbuild.digest import bytes_digest
 from tkbuild.errors import StoreError
-from tkbuild.remote_store import FsspecRemote
+from tkbuild.remote_store import FsspecRemote, open_store
 from tkbuild.store import Store
 
 KEY = bytes_digest(b"key")
@@ -74,3 +74,11 @@ def test_unreachable_store_is_reported_once_and_left_alone(tmp_path: Path) -> No
 def test_unknown_protocol_is_an_error() -> None:
     with pytest.raises(StoreError, match="nosuchprotocol"):
         FsspecRemote("nosuchprotocol://bucket")
+
+
+def test_open_store(tmp_path: Path, url: str) -> None:
+    put(open_store(str(tmp_path / "one"), url))
+    assert open_store(str(tmp_path / "two"), url).get("cubins", KEY) is not None
+    assert open_store(str(tmp_path / "three")).get("cubins", KEY) is None
+    with pytest.raises(StoreError, match="give a folder, and the URL as --remote"):
+        open_store("s3://bucket/store")

@@ -59,6 +59,7 @@ def wheel_request(*variants: PackagedVariant, **changes: Any) -> WheelRequest:
         toolchain={"cuda": "13.5.0", "tilelang": "0.1.15"},
         checks={"t.k": {"reference": "t.k"}, "other.kernel": {}},
         verified={bytes_digest(variants[0].cubin): REPORT},
+        profiles={"default": [one.id for one in variants]},
     )
     return replace(plain, **changes)
 
@@ -88,7 +89,10 @@ def test_wheel_holds_exactly_what_it_should(tmp_path: Path) -> None:
     assert files[f"{info}/entry_points.txt"] == b"[tkbuild.kernels]\nsm_90a = tkbuild_kernels_sm90a\n"
     assert b"Requires-Dist: tkbuild (>=0.1,<0.2)\n" in files[f"{info}/METADATA"]
     assert b"Root-Is-Purelib: true\nTag: py3-none-any\n" in files[f"{info}/WHEEL"]
-    assert json.loads(files["tkbuild_kernels_sm90a/checks.json"]) == {"kernels": {"t.k": {"reference": "t.k"}}}
+    assert json.loads(files["tkbuild_kernels_sm90a/checks.json"]) == {
+        "kernels": {"t.k": {"reference": "t.k"}},
+        "profiles": {"default": ["t.k-a-sm_90a", "t.k-b-sm_90a"]},
+    }
     assert list(tmp_path.joinpath("dist").iterdir()) == [path]
 
 
@@ -170,6 +174,7 @@ def test_equal_cubins_are_stored_once(tmp_path: Path) -> None:
         ),
         (wheel_request(variant("a"), variant("a")), "given twice"),
         (replace(wheel_request(), variants=(), wanted=()), "would be empty"),
+        (wheel_request(name="My_Kernels"), "'My_Kernels' is no name"),
         (wheel_request(version="latest"), "'latest' is no version"),
         (wheel_request(variant("a", make_cubin("sm_100a"))), "its cubin is for sm_100a, the wheel for sm_90a"),
         (wheel_request(arch=SM_100A), "its cubin is for sm_90a, the wheel for sm_100a"),
@@ -212,6 +217,12 @@ def test_resources_of_several_kernels_and_run_time_smem() -> None:
     }
     total = total_resources(variant("a", b"12345", plan={"launches": launches}, resources=used))
     assert total == {"registers": 255, "spill_bytes": 12, "stack_bytes": 16, "static_smem_bytes": 128, "cubin_bytes": 5}
+
+
+def test_wheel_of_a_project_of_ones_own(tmp_path: Path) -> None:
+    path = write_wheel(wheel_request(name="my-kernels"), tmp_path)
+    assert path.name == "my_kernels_sm90a-0.1.0-py3-none-any.whl"
+    assert contents(path)["my_kernels_sm90a-0.1.0.dist-info/entry_points.txt"] == b"[tkbuild.kernels]\nsm_90a = my_kernels_sm90a\n"
 
 
 def test_only_a_report_on_this_cubin_verifies(tmp_path: Path) -> None:

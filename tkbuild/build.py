@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -282,19 +282,10 @@ class _BuildRun:
 
     def _take_stored(self, step: LowerStep) -> bool:
         """Take a step's results from the store if all of them are there."""
-        lowered = self._store.get("lowered", step.key)
-        if lowered is None:
-            return False
-        artifacts = {}
-        for request in step.requests:
-            compiling = compile_step(lowered.files["kernel.cu"].decode(), request, self._plan.facts)
-            if compiling.key not in artifacts:
-                cubin = self._store.get("cubins", compiling.key)
-                if cubin is None:
-                    return False
-                artifacts[compiling.key] = cubin
-            self._finish_variant(request, lowered, artifacts[compiling.key], "hit", time.monotonic())
-        return True
+        stored = _stored(step, self._plan.facts, self._store)
+        for request, lowered, cubin in stored or ():
+            self._finish_variant(request, lowered, cubin, "hit", time.monotonic())
+        return stored is not None
 
     def _run_steps(self, steps: list[LowerStep]) -> None:
         """Lower first, which takes a tenth of the time, then compile in an order that parses each set of headers once."""
@@ -435,6 +426,37 @@ class _BuildRun:
         self._on_event(BuildEvent(kind, variants, time.monotonic() - started, finished, self._total, message))
 
 
+def load_built(plan: BuildPlan, store: Store) -> dict[str, BuiltVariant]:
+    """Return by id those variants of ``plan`` that are in the store, verified; builds nothing.
+
+    Raises: LowerError for a stored kernel that does not fit its spec any more.
+    """
+    found = {}
+    for step in plan.steps:
+        for request in step.requests:
+            stored = _stored(replace(step, requests=(request,)), plan.facts, store)
+            if stored:
+                found[request.variant] = _built_variant(*stored[0])
+    return found
+
+
+def _stored(step: LowerStep, facts: BuildFacts, store: Store) -> list[tuple[BuildRequest, Artifact, Artifact]] | None:
+    """Return what the store has for each request of a step, or None if anything is missing."""
+    lowered = store.get("lowered", step.key)
+    if lowered is None:
+        return None
+    cubins: dict[str, Artifact] = {}
+    found = []
+    for request in step.requests:
+        key = compile_step(lowered.files["kernel.cu"].decode(), request, facts).key
+        cubin = cubins.get(key) or store.get("cubins", key)
+        if cubin is None:
+            return None
+        cubins[key] = cubin
+        found.append((request, lowered, cubin))
+    return found
+
+
 def _built_variant(request: BuildRequest, lowered: Artifact, cubin: Artifact) -> BuiltVariant:
     content = cubin.files["kernel.cubin"]
     plan = _launch_plan(request, lowered)
@@ -494,9 +516,9 @@ class CompileQueue:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why a variant is or is not stored. lower, compile: the key's fields now; compile is empty before it was lowered.
+    """Why a variant is or is not stored. lower, compile: the fields of its keys now; compile is empty before it was lowered.
 
-    changed: what differs from the newest stored build of this variant, if one exists and differs.
+    changed: what differs from the newest stored build of this variant, if the current one is not stored.
     """
 
     variant: str
@@ -508,24 +530,45 @@ class Explanation:
     is_compiled: bool
     changed: tuple[FieldChange, ...]
 
+    def to_json(self) -> dict[str, Json]:
+        """Return the explanation as a JSON object."""
+        return asdict(self)
 
-def explain(step: LowerStep, request: BuildRequest, facts: BuildFacts, store: Store) -> Explanation:
-    """Return the key fields of one variant and what changed since its newest stored build; builds nothing."""
+    def text(self) -> str:
+        """Return the explanation for a reader."""
+        lines = [self.variant]
+        for title, key, fields, is_stored in (
+            ("lowered", self.lower_key, self.lower, self.is_lowered),
+            ("compiled", self.compile_key, self.compile, self.is_compiled),
+        ):
+            if key:
+                lines += [f"{title}: {'stored' if is_stored else 'not stored'}, key {key}"]
+                lines += [f"  {name}: {json.dumps(value, sort_keys=True)}" for name, value in fields.items()]
+        if self.changed:
+            lines += ["changed since the newest stored build:"]
+            lines += [f"  {one.field}: {json.dumps(one.stored)} -> {json.dumps(one.now)}" for one in self.changed]
+        elif not self.is_compiled:
+            lines += ["no earlier build of this variant is stored" if not self.is_lowered else "not compiled yet"]
+        return "\n".join(lines)
+
+
+def explain(plan: BuildPlan, store: Store) -> Explanation:
+    """Return the key fields of the one variant in ``plan``, and what changed since its newest stored build; builds nothing."""
+    (step,) = plan.steps
+    (request,) = step.requests
     lowered = store.get("lowered", step.key)
     if lowered is None:
-        previous = _newest(store, "lowered", request.variant)
-        changes = tuple(changed_fields(previous.fields, step.fields)) if previous else ()
-        return Explanation(request.variant, step.key, step.fields, False, "", {}, False, changes)
-    compiling = compile_step(lowered.files["kernel.cu"].decode(), request, facts)
+        changed = _changes(store, "lowered", request.variant, step.fields)
+        return Explanation(request.variant, step.key, step.fields, False, "", {}, False, changed)
+    compiling = compile_step(lowered.files["kernel.cu"].decode(), request, plan.facts)
     is_compiled = store.get("cubins", compiling.key) is not None
-    previous = None if is_compiled else _newest(store, "cubins", request.variant)
-    changes = tuple(changed_fields(previous.fields, compiling.fields)) if previous else ()
-    return Explanation(request.variant, step.key, step.fields, True, compiling.key, compiling.fields, is_compiled, changes)
+    changed = () if is_compiled else _changes(store, "cubins", request.variant, compiling.fields)
+    return Explanation(request.variant, step.key, step.fields, True, compiling.key, compiling.fields, is_compiled, changed)
 
 
-def _newest(store: Store, kind: str, variant: str) -> Artifact | None:
+def _changes(store: Store, kind: str, variant: str, now: Mapping[str, Json]) -> tuple[FieldChange, ...]:
     for entry in sorted(store.entries(kind), key=lambda one: one.stored_at, reverse=True):
         artifact = store.get(kind, entry.key)
         if artifact is not None and variant in artifact.facts["variants"]:
-            return artifact
-    return None
+            return tuple(changed_fields(artifact.fields, now))
+    return ()

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
-
-import fsspec
 
 from tkbuild.digest import bytes_digest
 from tkbuild.errors import IntegrityError, StoreError
-from tkbuild.store import Artifact, StoreWarning, check_content, make_record, parse_record
+from tkbuild.store import Artifact, Store, StoreWarning, check_content, make_record, parse_record
+
+
+def open_store(location: str, remote: str | None = None) -> Store:
+    """Return the store at the folder ``location``; with the URL ``remote``, what it lacks comes from there and goes there.
+
+    Raises: StoreError for a URL as location, or a remote that cannot be opened.
+    """
+    if "://" in location:
+        raise StoreError(f"--store {location!r} is a URL: give a folder, and the URL as --remote", location=location)
+    return Store(Path(location), None if remote is None else FsspecRemote(remote))
 
 
 @dataclass
@@ -30,7 +40,9 @@ class FsspecRemote:
 
     def __post_init__(self) -> None:
         try:
-            self._filesystem, self._base = fsspec.core.url_to_fs(self.url)
+            # Only here: importing fsspec takes a good part of the time in which an unchanged build is to end.
+            fsspec = importlib.import_module("fsspec.core")
+            self._filesystem, self._base = fsspec.url_to_fs(self.url)
         except (ValueError, ImportError) as exc:
             raise StoreError(f"--remote {self.url!r} cannot be opened: {exc}", url=self.url) from exc
 

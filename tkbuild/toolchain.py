@@ -21,17 +21,8 @@ from typing import IO, Any
 from tkbuild.arch import TargetArch, least_toolkit
 from tkbuild.digest import file_digest, files_digest, key_digest, package_digest
 from tkbuild.errors import ArgumentError, StepTimeoutError, ToolchainError
+from tkbuild.versions import CUDA_REQUIREMENTS, CUDA_VERSION, TILELANG_VERSION
 
-TILELANG_VERSION = "0.1.15"
-TVM_FFI_VERSION = "0.1.12"
-CUDA_VERSION = "13.5.0"
-ZIGLANG_VERSION = "0.17.1"
-# The meta-package pins only the parts that are asked for, and the parts do not pin each other.
-CUDA_REQUIREMENTS = (
-    f"cuda-toolkit[nvcc,crt,nvvm,cudart,cccl]=={CUDA_VERSION}",
-    "nvidia-cuda-cuobjdump==13.5.37",
-    "nvidia-cuda-nvdisasm==13.5.37",
-)
 INSTALL_COMMAND = "tkbuild doctor --install-toolchain"
 INSTALL_TIMEOUT_S = 1800.0
 
@@ -61,7 +52,7 @@ class ProcessGroups:
 
     def start(self, command: Sequence[str | Path], **options: Any) -> subprocess.Popen[Any]:
         """Start ``command`` as the leader of a process group of its own. Raises: ToolchainError if it cannot start."""
-        with self._lock:
+        with self._lock, _interrupts_held_back():
             if self._closed:
                 raise ToolchainError("the build is being stopped: no process is started any more", command=list(map(str, command)))
             try:
@@ -87,6 +78,16 @@ class ProcessGroups:
                 _kill_group(group)
 
 
+@contextlib.contextmanager
+def _interrupts_held_back() -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM wait until a process that was started is known, or nobody would end it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _kill_group(group: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)
@@ -110,7 +111,11 @@ def run(
     # Files, not pipes: a grandchild that keeps a pipe open would block the reader after the command has ended.
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         environment = clean_environment() if env is None else env
-        process = groups.start(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, cwd=cwd, env=dict(environment))
+        try:
+            process = groups.start(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, cwd=cwd, env=dict(environment))
+        except KeyboardInterrupt:
+            groups.close()  # it came while the process was being started
+            raise
         try:
             process.wait(timeout_s)
         except subprocess.TimeoutExpired as exc:

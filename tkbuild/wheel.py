@@ -12,9 +12,9 @@ import re
 import tempfile
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from tkbuild.arch import TargetArch
 from tkbuild.digest import bytes_digest, canonical_json
@@ -25,13 +25,39 @@ from tkbuild.signature import AxisValue, KernelSignature
 
 ENTRY_POINT_GROUP = "tkbuild.kernels"
 DEFAULT_MAX_BYTES = 30_000_000
+DEFAULT_NAME = "tkbuild-kernels"
 _TAG = "py3-none-any"
 _ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest that a zip file can say
 _FILE_MODE = 0o100644
 _LISTED_BIGGEST = 10
+_NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _VERSION = re.compile(r"\d+(\.\d+)*((a|b|rc)\d+)?(\.post\d+)?(\.dev\d+)?")
 
 Json = Any
+
+
+class Requested(Protocol):
+    """What a wheel needs of a build request."""
+
+    @property
+    def variant(self) -> str: ...
+    @property
+    def signature(self) -> KernelSignature: ...
+    @property
+    def axes(self) -> Mapping[str, AxisValue]: ...
+
+
+class Built(Protocol):
+    """What a wheel needs of a built variant."""
+
+    @property
+    def request(self) -> Requested: ...
+    @property
+    def plan(self) -> Mapping[str, Json]: ...
+    @property
+    def cubin(self) -> bytes: ...
+    @property
+    def resources(self) -> Mapping[str, Mapping[str, int]]: ...
 
 
 @dataclass(frozen=True)
@@ -45,13 +71,20 @@ class PackagedVariant:
     cubin: bytes
     resources: Mapping[str, Mapping[str, int]]
 
+    @classmethod
+    def of(cls, built: Built) -> PackagedVariant:
+        """Return what a wheel takes of a built variant."""
+        request = built.request
+        return cls(request.variant, request.signature, request.axes, built.plan, built.cubin, built.resources)
+
 
 @dataclass(frozen=True)
 class WheelRequest:
     """What a wheel is made of.
 
     wanted: ids that must be in it.  checks: per kernel, what `verify` and `bench` run.  verified: reports of `verify` by
-    cubin digest.  toolchain: names and versions.  max_bytes: of the finished wheel.
+    cubin digest.  toolchain: names and versions.  profiles: by name, the ids of the variants that each asks of this wheel.
+    name: the distribution's, without its arch.  max_bytes: of the finished wheel.
     """
 
     arch: TargetArch
@@ -61,12 +94,14 @@ class WheelRequest:
     toolchain: Mapping[str, str]
     checks: Mapping[str, Json]
     verified: Mapping[str, Mapping[str, Json]]
+    profiles: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    name: str = DEFAULT_NAME
     max_bytes: int = DEFAULT_MAX_BYTES
 
     @property
     def distribution(self) -> str:
         """The name of the distribution: ``tkbuild-kernels-sm90a``."""
-        return f"tkbuild-kernels-{self.arch.wheel_suffix}"
+        return f"{self.name}-{self.arch.wheel_suffix}"
 
     @property
     def module(self) -> str:
@@ -106,6 +141,8 @@ def check_request(request: WheelRequest) -> None:
         raise PackageError(f"{request.distribution}: a variant is given twice", variants=given)
     if not given:
         raise PackageError(f"{request.distribution} would be empty; select variants for {request.arch}", arch=str(request.arch))
+    if not _NAME.fullmatch(request.name):
+        raise PackageError(f"{request.name!r} is no name of a wheel; expected lower-case words joined by '-'", name=request.name)
     if not _VERSION.fullmatch(request.version):
         raise PackageError(f"{request.version!r} is no version a wheel can have; expected such as 0.1.0", version=request.version)
     for variant in request.variants:
@@ -146,7 +183,10 @@ def make_manifest(request: WheelRequest) -> tuple[Manifest, dict[str, bytes]]:
         )
     kernels = {variant.signature.kernel: variant.signature for variant in request.variants}
     files[CHECKS_NAME] = canonical_json(
-        {"kernels": {kernel: request.checks[kernel] for kernel in kernels if kernel in request.checks}}
+        {
+            "kernels": {kernel: request.checks[kernel] for kernel in kernels if kernel in request.checks},
+            "profiles": {name: sorted(ids) for name, ids in request.profiles.items()},
+        }
     )
     manifest = Manifest(
         name=request.distribution,

@@ -20,7 +20,7 @@ from tkbuild.ops.config import (
 )
 from tkbuild.runtime.torch_ops import register_torch_ops
 
-register_torch_ops()
+modeling.mhc.register_autograd(register_torch_ops())
 
 __all__ = [
     "config",

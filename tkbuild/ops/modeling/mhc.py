@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -31,6 +32,23 @@ class _SinkhornNormalize(torch.autograd.Function):
             return None, None, None
         (x,) = ctx.saved_tensors
         return _sinkhorn_bwd((grad_output.contiguous(), x), (), (ctx.repeat, ctx.eps)), None, None
+
+
+def _save_input(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: torch.Tensor) -> None:
+    ctx.save_for_backward(inputs[0])
+    ctx.keywords = keyword_only_inputs
+
+
+def _backward(ctx: Any, grad_output: torch.Tensor) -> torch.Tensor:
+    (x,) = ctx.saved_tensors
+    result: torch.Tensor = torch.ops.tkbuild.mhc_sinkhorn_bwd(grad_output.contiguous(), x, **ctx.keywords)
+    return result
+
+
+def register_autograd(registered: Collection[str]) -> None:
+    """Give ``torch.ops.tkbuild.mhc_sinkhorn`` its gradient, if the op is among those ``registered``."""
+    if "mhc_sinkhorn" in registered:
+        torch.library.register_autograd("tkbuild::mhc_sinkhorn", _backward, setup_context=_save_input)
 
 
 def sinkhorn_normalize(x: torch.Tensor, repeat: int = 10, eps: float = 1e-6) -> torch.Tensor:

@@ -1,0 +1,104 @@
+"""Who may import whom: one table, read from the sources, so that nothing crosses from serving to building."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "tkbuild"
+LEAVES = {"errors", "dtypes", "digest", "arch", "expr", "signature", "launchplan", "manifest", "checks", "elf", "forking"}
+SERVING = {"torch", "tvm_ffi"}
+
+#: part of tkbuild -> what it may import beside the standard library, the leaves and itself.
+ALLOWED = {
+    **{leaf: set() for leaf in LEAVES},
+    "schema": set(),
+    "kernelspec": {"schema"},
+    "speccheck": {"kernelspec", "schema", "reference"},
+    "specs": {"yaml", "kernelspec", "schema", "speccheck"},
+    "variants": {"kernelspec", "specs"},
+    "render": {"jinja2", "variants"},
+    "toolchain": set(),
+    "plan": {"variants", "render", "toolchain"},
+    "lower": {"tilelang", "tvm", "torch"},
+    "lower_worker": {"lower"},
+    "frontend": {"toolchain"},
+    "compile": {"toolchain", "frontend"},
+    "store": set(),
+    "remote_store": {"store", "fsspec"},
+    "build": {"plan", "compile", "store", "toolchain", "frontend"},
+    "wheel": {"store", "build"},
+    "launcher": set(),
+    "runtime": {*SERVING, "launcher"},
+    "ops": {"torch", "runtime"},
+    "reference": {"torch"},
+    "fills": {"torch"},
+    "cases": {"torch", "fills", "runtime"},
+    "verify": {"torch", "cases", "runtime"},
+    "bench": {"torch", "cases", "verify", "runtime"},
+    "cli": {"click", "torch", "*"},
+    "__main__": {"cli"},
+    "__init__": set(),
+}
+BUILD_ONLY = {"tilelang", "tvm", "jinja2", "yaml", "click"}
+SERVED = ("runtime", "ops", "reference", "launcher", *sorted(LEAVES))
+
+
+def modules() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def part_of(path: Path) -> str:
+    first = path.relative_to(PACKAGE).parts[0]
+    return first.removesuffix(".py")
+
+
+def imported(path: Path) -> Iterator[str]:
+    """The parts of tkbuild and the third-party packages that a module names in its imports."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            names = [f"{node.module}.{alias.name}" if node.module == "tkbuild" else str(node.module) for alias in node.names]
+        else:
+            continue
+        for name in names:
+            top, _, rest = name.partition(".")
+            if top == "tkbuild":
+                yield rest.partition(".")[0] or "__init__"
+            elif top not in sys.stdlib_module_names:
+                yield top
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_follow_the_table(path: Path) -> None:
+    part = part_of(path)
+    allowed = ALLOWED[part] | LEAVES | {part, "__init__"}
+    surplus = set() if "*" in allowed else set(imported(path)) - allowed
+    assert surplus == set(), f"{part} may not import {', '.join(sorted(surplus))}"
+
+
+@pytest.mark.parametrize("part", SERVED)
+def test_serving_parts_name_no_build_package(part: str) -> None:
+    for path in modules():
+        if part_of(path) == part:
+            assert set(imported(path)) & BUILD_ONLY == set()
+
+
+def test_the_load_path_runs_no_stored_code() -> None:
+    forbidden = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
+    for path in modules():
+        if part_of(path) in ("runtime", "store", "remote_store", "manifest", "launcher"):
+            tree = ast.parse(path.read_text("utf-8"))
+            called = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+            named = {alias.name.partition(".")[0] for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+            assert called & {"eval", "exec", "compile", "__import__"} == set(), path
+            assert named & forbidden == set(), path
+
+
+def test_every_part_is_in_the_table() -> None:
+    assert {part_of(path) for path in modules()} == set(ALLOWED) - ({"launcher"} - {part_of(path) for path in modules()})
