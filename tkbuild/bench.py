@@ -64,7 +64,11 @@ class Measurement:
 
 
 def bench(
-    variants: Sequence[InstalledVariant], *, device: torch.device, peer: str | None = None, on_measurement: Callable[[Measurement], None]
+    variants: Sequence[InstalledVariant],
+    *,
+    device: torch.device,
+    peer: str | None = None,
+    on_measurement: Callable[[Measurement], None],
 ) -> None:
     """Measure the workloads of ``variants`` on ``device``, handing on each as it is done.
 
@@ -86,7 +90,12 @@ def _workloads(variant: InstalledVariant, workloads: Bench | None) -> Iterator[d
 
 
 def _measure(
-    variant: InstalledVariant, workloads: Bench, values: dict[str, CaseValue], device: torch.device, peer: str | None, peer_api: ModuleType | None
+    variant: InstalledVariant,
+    workloads: Bench,
+    values: dict[str, CaseValue],
+    device: torch.device,
+    peer: str | None,
+    peer_api: ModuleType | None,
 ) -> Measurement:
     fills = _bench_fills(variant)
     generator = torch.Generator(device).manual_seed(1)
@@ -176,7 +185,10 @@ def copy_time_us(moved_bytes: int, sets: int, device: torch.device) -> float:
     The better of the driver's copy and of a kernel that touches every element, since neither is best at all sizes.
     """
     elems = max(1, moved_bytes // 2 // _COPY_UNIT_BYTES) * _COPY_UNIT_BYTES // 4
-    pairs = [(torch.empty(elems, dtype=torch.int32, device=device), torch.empty(elems, dtype=torch.int32, device=device)) for _ in range(sets)]
+    pairs = [
+        (torch.empty(elems, dtype=torch.int32, device=device), torch.empty(elems, dtype=torch.int32, device=device))
+        for _ in range(sets)
+    ]
     for source, _ in pairs:
         source.random_()
     memcpy: list[Thunk] = [functools.partial(target.copy_, source) for source, target in pairs]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -31,7 +31,9 @@ class GuardedTensor:
     storage: torch.Tensor
 
     @classmethod
-    def poisoned(cls, size: Sequence[int], stride: Sequence[int], elems: int, dtype: torch.dtype, device: torch.device) -> GuardedTensor:
+    def poisoned(
+        cls, size: Sequence[int], stride: Sequence[int], elems: int, dtype: torch.dtype, device: torch.device
+    ) -> GuardedTensor:
         """A tensor of ``size`` and ``stride`` in the middle of ``elems`` elements, with guard zones at both ends."""
         item = dtype.itemsize
         storage = torch.full((2 * GUARD_BYTES + elems * item,), POISON_BYTE, dtype=torch.uint8, device=device)
@@ -43,7 +45,7 @@ class GuardedTensor:
         poison = torch.full((self.view.element_size(),), POISON_BYTE, dtype=torch.uint8, device=self.storage.device)
         if self.view.numel():
             self.view.copy_(poison.view(self.view.dtype).expand(self.view.shape))
-        return sum(int((part != POISON_BYTE).sum()) for part in self.storage.split(_CHUNK_BYTES))
+        return sum(int(torch.count_nonzero(part != POISON_BYTE)) for part in self.storage.split(_CHUNK_BYTES))
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class Call:
     @property
     def static(self) -> tuple[CaseValue, ...]:
         """The values of the axes that a call names, and of the options."""
-        return tuple(self.values[spec.name] for spec in (*self.signature.given_axes, *self.signature.options))
+        return tuple(self.values[name] for name in self.signature.static_names)
 
     @property
     def scalars(self) -> tuple[CaseValue, ...]:
@@ -70,8 +72,8 @@ class Call:
 
     def keywords(self) -> dict[str, CaseValue]:
         """What the reference takes by keyword: axes that a call names, scalars and options."""
-        specs = (*self.signature.given_axes, *self.signature.scalars, *self.signature.options)
-        return {spec.name: self.values[spec.name] for spec in specs}
+        names = [*self.signature.static_names, *(scalar.name for scalar in self.signature.scalars)]
+        return {name: self.values[name] for name in names}
 
     def tensor_bytes(self) -> dict[str, int]:
         """The size of every tensor by name, in bytes of its elements."""
@@ -79,12 +81,18 @@ class Call:
         return {name: t.view.numel() * t.view.element_size() for name, t in zip(names, (*self.inputs, *self.outputs), strict=True)}
 
 
-def complete_values(signature: KernelSignature, given: Mapping[str, CaseValue], axes: Mapping[str, AxisValue]) -> dict[str, CaseValue]:
+def complete_values(
+    signature: KernelSignature, given: Mapping[str, CaseValue], axes: Mapping[str, AxisValue]
+) -> dict[str, CaseValue]:
     """Return ``given`` with the variant's axes, defaults of scalars and options, and contiguous strides filled in.
 
     Raises: ArgumentError naming what has neither a value nor a default.
     """
-    values: dict[str, Any] = {**axes, **{s.name: s.default for s in (*signature.scalars, *signature.options) if s.default is not None}, **given}
+    values: dict[str, Any] = {
+        **axes,
+        **{s.name: s.default for s in signature.values if s.default is not None},
+        **given,
+    }
     for arg in signature.args:
         if arg.strides is None:
             continue
@@ -92,9 +100,11 @@ def complete_values(signature: KernelSignature, given: Mapping[str, CaseValue], 
         for expr, fallback in zip(arg.strides, arg.alloc.strides if arg.alloc else contiguous, strict=True):
             if expr.is_name and str(expr) not in values:
                 values[str(expr)] = fallback.evaluate(values)
-    names = {dim.name for dim in signature.bound_dims} | {s.name for s in (*signature.scalars, *signature.options)}
+    names = {dim.name for dim in signature.bound_dims} | {s.name for s in signature.values}
     if missing := sorted(names - values.keys()):
-        raise ArgumentError(f"{signature.kernel}: a case gives no value for {', '.join(missing)}", kernel=signature.kernel, missing=missing)
+        raise ArgumentError(
+            f"{signature.kernel}: a case gives no value for {', '.join(missing)}", kernel=signature.kernel, missing=missing
+        )
     return values
 
 
@@ -102,13 +112,15 @@ def make_call(
     signature: KernelSignature, values: Mapping[str, CaseValue], fills: Mapping[str, Any], generator: torch.Generator
 ) -> Call:
     """Return a call with freshly drawn inputs and poisoned outputs on the generator's device."""
-    inputs, outputs = [], []
+    inputs: list[GuardedTensor] = []
+    outputs: list[GuardedTensor] = []
+    axes = {axis.name: cast("AxisValue", values[axis.name]) for axis in signature.axes}
     for arg in signature.args:
         size = tuple(int(expr.evaluate(values)) for expr in arg.shape)
         stride = tuple(int(expr.evaluate(values)) for expr in strides(arg))
         elems = int(arg.alloc.elems.evaluate(values)) if arg.alloc else 0
         elems = max(elems, _span(size, stride))
-        dtype = getattr(torch, arg.dtype.resolve(values))
+        dtype = getattr(torch, arg.dtype.resolve(axes))
         tensor = GuardedTensor.poisoned(size, stride, elems, dtype, generator.device)
         if arg.role in ("in", "inout"):
             text = str(fills.get(arg.name, _FLOAT_FILL if dtype.is_floating_point else _INTEGER_FILL))

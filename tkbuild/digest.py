@@ -87,6 +87,22 @@ def package_digest(distribution: importlib.metadata.Distribution, under: Sequenc
     size, or newer than RECORD) are read instead, so that an edit in place is seen; times decide only what is read.
     Raises: IntegrityError for a package without RECORD, with missing files, or installed as editable: it has no content to name.
     """
+    return entries_digest(package_entries(distribution), under)
+
+
+def entries_digest(entries: Iterable[tuple[str, str]], under: Sequence[str] = ("",)) -> str:
+    """Return the digest of those entries of a package whose path starts with one of ``under``."""
+    prefixes = tuple(under)
+    digest = hashlib.sha256(b"tkbuild package 1\n")
+    # One update for all files: framing thousands of them one by one takes longer than reading them.
+    lines = (f"{len(path)}:{path}:{recorded}\n" for path, recorded in sorted(entries) if path.startswith(prefixes))
+    digest.update("".join(lines).encode())
+    return digest.hexdigest()
+
+
+def package_entries(distribution: importlib.metadata.Distribution) -> list[tuple[str, str]]:
+    """Return (path, sha256 as RECORD writes it) of every file of an installed package. Raises: as ``package_digest``."""
+    root = str(distribution.locate_file("")).rstrip("/")
     record = distribution.read_text("RECORD")
     name = distribution.metadata["Name"]
     if record is None:
@@ -94,17 +110,10 @@ def package_digest(distribution: importlib.metadata.Distribution, under: Sequenc
     if '"editable": true' in (distribution.read_text("direct_url.json") or ""):
         raise IntegrityError(f"{name} is installed as editable: its content cannot be named; install it from a wheel", package=name)
     rows = list(csv.reader(record.splitlines()))
-    root = str(distribution.locate_file("")).rstrip("/")
     recorded_at = Path(root, next(row[0] for row in rows if row[0].endswith(".dist-info/RECORD"))).stat().st_mtime
-    prefixes = tuple(under)
-    return key_digest(
-        1,
-        {
-            path: _recorded_file_digest(f"{root}/{path}", digest, size, recorded_at)
-            for path, digest, size in rows
-            if path.startswith(prefixes) and _is_content(path, digest)
-        },
-    )
+    return [
+        (path, _file_entry(f"{root}/{path}", digest, size, recorded_at)) for path, digest, size in rows if _is_content(path, digest)
+    ]
 
 
 def _is_content(path: str, digest: str) -> bool:
@@ -112,19 +121,14 @@ def _is_content(path: str, digest: str) -> bool:
     return bool(digest) and not is_script and path.rsplit("/", 1)[-1] not in _INSTALLER_FILES and not path.endswith(".pyc")
 
 
-def _recorded_file_digest(path: str, recorded: str, size: str, recorded_at: float) -> str:
+def _file_entry(path: str, recorded: str, size: str, recorded_at: float) -> str:
+    if not recorded.startswith("sha256="):
+        raise IntegrityError(f"RECORD uses {recorded.partition('=')[0]}, expected sha256", path=path)
     try:
         status = os.stat(path)  # noqa: PTH116 - of thousands of files; a Path for each takes longer than the rest
     except OSError as exc:
         raise IntegrityError(f"{path} was installed and is missing now; install its package again", path=path) from exc
     if str(status.st_size) != size or status.st_mtime > recorded_at:
-        return file_digest(Path(path))
-    return _hex_of(recorded)
-
-
-def _hex_of(recorded: str) -> str:
-    """RECORD writes ``sha256=`` and URL-safe base64 without padding."""
-    algorithm, _, value = recorded.partition("=")
-    if algorithm != "sha256":
-        raise IntegrityError(f"RECORD uses {algorithm}, expected sha256", algorithm=algorithm)
-    return base64.urlsafe_b64decode(value + "=" * (-len(value) % 4)).hex()
+        content = bytes.fromhex(file_digest(Path(path)))
+        return "sha256=" + base64.urlsafe_b64encode(content).rstrip(b"=").decode()
+    return recorded

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tkbuild.errors import LowerError
 from tkbuild.expr import Expr
-from tkbuild.signature import FACTS, ArgSpec, AxisValue, DimSpec, KernelSignature
+from tkbuild.signature import FACTS, ArgSpec, AxisValue, DimSpec, KernelSignature, ValueSpec
 
 SCHEMA = 1
 _TENSOR_MAP_EXPRS = ("dims", "strides", "box", "elem_strides")
@@ -52,7 +52,9 @@ def make_launch_plan(
     return plan
 
 
-def _tensors(signature: KernelSignature, axes: Mapping[str, AxisValue], values: Mapping[str, int | str]) -> Iterator[dict[str, Json]]:
+def _tensors(
+    signature: KernelSignature, axes: Mapping[str, AxisValue], values: Mapping[str, int | str]
+) -> Iterator[dict[str, Json]]:
     for arg in signature.args:
         yield {
             "name": arg.name,
@@ -84,14 +86,15 @@ def _dim(dim: DimSpec) -> dict[str, Json]:
 
 
 def _scalars(signature: KernelSignature) -> Iterator[dict[str, Json]]:
-    for kind, specs in (("scalar", signature.scalars), ("option", signature.options)):
+    kinds: list[tuple[str, Sequence[ValueSpec]]] = [("scalar", signature.scalars), ("option", signature.options)]
+    for kind, specs in kinds:
         for spec in specs:
             yield {"name": spec.name, "kind": kind, "dtype": spec.dtype}
 
 
 def _check_names(signature: KernelSignature, plan: Mapping[str, Json]) -> None:
     tensors = {arg.name for arg in signature.args}
-    numbers = {dim.name for dim in signature.bound_dims} | {spec.name for spec in (*signature.scalars, *signature.options)} | {*FACTS}
+    numbers = {dim.name for dim in signature.bound_dims} | {value.name for value in signature.values} | {*FACTS}
     used_tensors, used_numbers = set(), set()
     for tensor_map in plan["tensor_maps"]:
         used_tensors.add(tensor_map["arg"])

@@ -220,7 +220,9 @@ class _HostReader:
         if len(exprs) == expected:  # strides[0] is the element size, which the tensor map leaves implicit
             dims, strides, box, elem_strides = (exprs[i * rank : (i + 1) * rank] for i in range(4))
         else:
-            raise LowerError(f"a tiled tensor map of rank {rank} has {len(exprs)} fields, expected {expected}; this TileLang is not known")
+            raise LowerError(
+                f"a tiled tensor map of rank {rank} has {len(exprs)} fields, expected {expected}; this TileLang is not known"
+            )
         interleave, swizzle, l2_promotion, oob_fill = exprs[-4:]
         self._tensor_map_vars[str(descriptor.name)] = len(self.tensor_maps)
         self.tensor_maps.append(

@@ -105,8 +105,8 @@ class ArgSpec:
 
 
 @dataclass(frozen=True)
-class ScalarSpec:
-    """One scalar kernel parameter. ``default`` None means that every call gives it."""
+class ValueSpec:
+    """One value of a call that is no tensor. ``default`` None means that every call gives it."""
 
     name: str
     dtype: str
@@ -115,13 +115,13 @@ class ScalarSpec:
 
 
 @dataclass(frozen=True)
-class OptionSpec:
-    """One host-side value: expressions may use it, the kernel never sees it."""
+class ScalarSpec(ValueSpec):
+    """A kernel parameter."""
 
-    name: str
-    dtype: str
-    default: Default = None
-    doc: str = ""
+
+@dataclass(frozen=True)
+class OptionSpec(ValueSpec):
+    """A host-side value: expressions may use it, the kernel never sees it."""
 
 
 @dataclass(frozen=True)
@@ -181,6 +181,16 @@ class KernelSignature:
         """The axes that a call must name: neither chosen by rule nor decided by a tensor's dtype."""
         inferred = self.inferred_axes
         return tuple(axis for axis in self.call_axes if axis.name not in inferred)
+
+    @property
+    def values(self) -> tuple[ValueSpec, ...]:
+        """Scalars, then options: the order in which a launch takes them."""
+        return (*self.scalars, *self.options)
+
+    @property
+    def static_names(self) -> tuple[str, ...]:
+        """The axes that a call must name, then the options: what decides the variant and its outputs beside the tensors."""
+        return tuple(axis.name for axis in self.given_axes) + tuple(option.name for option in self.options)
 
     @property
     def bound_dims(self) -> tuple[DimSpec, ...]:
@@ -259,7 +269,7 @@ def _dtype_to_json(rule: DtypeRule) -> Any:
     return {"axis": rule.name, "map": dict(rule.by_value)} if rule.by_value else rule.name
 
 
-def _scalar_to_json(scalar: ScalarSpec | OptionSpec) -> dict[str, Any]:
+def _scalar_to_json(scalar: ValueSpec) -> dict[str, Any]:
     return {"name": scalar.name, "dtype": scalar.dtype, "default": scalar.default, "doc": scalar.doc}
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from tkbuild.arch import TargetArch, least_toolkit
-from tkbuild.digest import file_digest, files_digest, key_digest, package_digest
+from tkbuild.digest import entries_digest, file_digest, files_digest, key_digest, package_digest, package_entries
 from tkbuild.errors import ArgumentError, StepTimeoutError, ToolchainError
 from tkbuild.versions import CUDA_REQUIREMENTS, CUDA_VERSION, TILELANG_VERSION
 
@@ -422,9 +422,10 @@ def find_tilelang() -> TileLangPackage:
             package="tilelang",
         )
     include = ("tilelang/src", "tilelang/3rdparty/cutlass/include")
-    headers = package_digest(distribution, ("tilelang/src/tl_templates/", include[1] + "/"))
+    entries = package_entries(distribution)
+    headers = entries_digest(entries, ("tilelang/src/tl_templates/", include[1] + "/"))
     dirs = tuple(Path(str(distribution.locate_file(path))) for path in include)
-    return TileLangPackage(distribution.version, package_digest(distribution), headers, dirs)
+    return TileLangPackage(distribution.version, entries_digest(entries), headers, dirs)
 
 
 @contextlib.contextmanager

@@ -191,7 +191,11 @@ def test_missing_variant_is_an_error_a_caller_can_handle() -> None:
 OP_CALLS = {
     "transpose": lambda: (torch.ops.tkbuild.transpose, (sample(64, 128),), {}),
     "batched_transpose": lambda: (torch.ops.tkbuild.batched_transpose, (sample(64, 128)[None],), {}),
-    "per_token_cast": lambda: (torch.ops.tkbuild.per_token_cast, (sample(5, 512),), {"block": 128, "sf_format": "ue8m0", "col_major": True, "round_sf": 1}),
+    "per_token_cast": lambda: (
+        torch.ops.tkbuild.per_token_cast,
+        (sample(5, 512),),
+        {"block": 128, "sf_format": "ue8m0", "col_major": True, "round_sf": 1},
+    ),
     "topk_gate": lambda: (torch.ops.tkbuild.topk_gate, (torch.randn(7, 72, device="cuda"),), {"num_topk": 6}),
     "sinkhorn": lambda: (torch.ops.tkbuild.mhc_sinkhorn, (torch.randn(3, 4, 4, device="cuda"),), {"repeat": 4, "eps": 1e-6}),
 }

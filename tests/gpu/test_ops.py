@@ -20,7 +20,11 @@ E4M3 = torch.float8_e4m3fn
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+    return (
+        a.dtype == b.dtype
+        and a.shape == b.shape
+        and torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+    )
 
 
 def random(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -37,7 +41,10 @@ def test_transposes(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("block", [32, 64, 128])
-@pytest.mark.parametrize(("col_major", "round_sf", "packed"), [(False, False, False), (True, False, False), (False, True, False), (True, True, False), (True, True, True)])
+@pytest.mark.parametrize(
+    ("col_major", "round_sf", "packed"),
+    [(False, False, False), (True, False, False), (False, True, False), (True, True, False), (True, True, True)],
+)
 def test_per_token_cast_of_a_slice(dtype: torch.dtype, block: int, col_major: bool, round_sf: bool, packed: bool) -> None:
     x = random(33, 8192, dtype=dtype)[:, 4096:]
     flags = {"use_tma_aligned_col_major_sf": col_major, "round_sf": round_sf, "use_packed_ue8m0": packed}

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from runtime.providers import cast_signature, write_json, write_provider
+
 from tkbuild.errors import IntegrityError, PackageError
 from tkbuild.manifest import MANIFEST_NAME, content_id
 from tkbuild.runtime.registry import read_registry

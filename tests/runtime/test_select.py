@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
 from runtime.providers import cast_signature, write_provider
+
 from tkbuild.errors import NoVariantError
 from tkbuild.runtime.registry import Registry, read_registry
 from tkbuild.runtime.select import Request, select, select_or_raise
@@ -75,4 +75,9 @@ def test_family_target_crosses_minor_and_exact_is_preferred(tmp_path: Path) -> N
 def test_devices_of_one_host_each_get_their_own(tmp_path: Path) -> None:
     registry = both(tmp_path, "sm_90a", "sm_100a")
     ids = [choose(registry, replace(HOPPER, capability=c)) for c in ((9, 0), (10, 0), (9, 0), (12, 0))]
-    assert ids == ["quant.cast-bfloat16-128-256-sm_90a", "quant.cast-bfloat16-128-256-sm_100a", "quant.cast-bfloat16-128-256-sm_90a", None]
+    assert ids == [
+        "quant.cast-bfloat16-128-256-sm_90a",
+        "quant.cast-bfloat16-128-256-sm_100a",
+        "quant.cast-bfloat16-128-256-sm_90a",
+        None,
+    ]

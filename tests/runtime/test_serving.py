@@ -9,7 +9,6 @@ import textwrap
 from pathlib import Path
 
 import pytest
-
 from runtime.providers import cast_signature, write_provider
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -83,7 +82,10 @@ def test_works_from_a_read_only_home(kernels: Path) -> None:
     assert lines(code, **env) == ["8"]
 
 
-@pytest.mark.parametrize("order", ["import torch, tkbuild.ops", "import tkbuild.ops, torch", "import tvm_ffi, tkbuild.ops", "import tkbuild.ops, tvm_ffi"])
+@pytest.mark.parametrize(
+    "order",
+    ["import torch, tkbuild.ops", "import tkbuild.ops, torch", "import tvm_ffi, tkbuild.ops", "import tkbuild.ops, tvm_ffi"],
+)
 def test_import_orders(kernels: Path, order: str) -> None:
     assert lines(f"{order}\nprint('fine')", TKBUILD_KERNELS=str(kernels)) == ["fine"]
 

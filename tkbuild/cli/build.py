@@ -10,15 +10,19 @@ from pathlib import Path
 import click
 
 from tkbuild import toolchain
-from tkbuild.arch import TargetArch
 from tkbuild.build import STEP_TIMEOUT_S, BuildEvent, BuildFailure, BuildOptions, BuildResult, build, load_built
 from tkbuild.checks import KernelChecks
 from tkbuild.cli import emit_json
-from tkbuild.cli.options import arch_option, json_option, parse_archs, profile_option, selected, selection_options, specs_option, store_option
-from tkbuild.errors import ArgumentError, CompileError, PackageError, TkbuildError
+from tkbuild.cli.options import (
+    json_option,
+    selected,
+    selection_options,
+    specs_option,
+    store_option,
+)
+from tkbuild.errors import ArgumentError, CompileError, PackageError
 from tkbuild.plan import BuildPlan, build_facts, make_plan, make_requests, shard
 from tkbuild.remote_store import open_store
-from tkbuild.store import Store
 from tkbuild.variants import Variant
 from tkbuild.versions import TKBUILD_VERSION
 from tkbuild.wheel import DEFAULT_MAX_BYTES, DEFAULT_NAME, PackagedVariant, WheelRequest, load_verified, write_wheel
@@ -28,7 +32,9 @@ _SHARD = re.compile(r"([1-9][0-9]*)/([1-9][0-9]*)")
 _BAR_WIDTH = 24
 
 cuda_home_option = click.option("--cuda-home", envvar="TKBUILD_CUDA_HOME", help="CUDA toolkit to use instead of the pinned one.")
-remote_option = click.option("--remote", envvar="TKBUILD_REMOTE", help="URL of a shared store: asked on a miss, given what is built.")
+remote_option = click.option(
+    "--remote", envvar="TKBUILD_REMOTE", help="URL of a shared store: asked on a miss, given what is built."
+)
 
 
 @click.command("compile")
@@ -92,7 +98,11 @@ def _show_bar(event: BuildEvent) -> None:
     filled = _BAR_WIDTH * event.finished // max(1, event.total)
     what = event.variants[0] if event.variants else ""
     end = "\n" if event.kind == "done" else ""
-    click.echo(f"\r\033[K[{'#' * filled}{'.' * (_BAR_WIDTH - filled)}] {event.finished}/{event.total} {event.kind} {what}"[:160] + end, err=True, nl=False)
+    click.echo(
+        f"\r\033[K[{'#' * filled}{'.' * (_BAR_WIDTH - filled)}] {event.finished}/{event.total} {event.kind} {what}"[:160] + end,
+        err=True,
+        nl=False,
+    )
 
 
 def _summarise(result: BuildResult, as_json: bool) -> None:
@@ -144,7 +154,9 @@ def package_command(
     built = load_built(plan, open_store(store))
     if missing := [variant.id for variant in variants if variant.id not in built]:
         shown = ", ".join(missing[:8]) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
-        raise PackageError(f"{len(missing)} of {len(variants)} variants are not in the store: {shown}; run `tkbuild compile`", missing=missing)
+        raise PackageError(
+            f"{len(missing)} of {len(variants)} variants are not in the store: {shown}; run `tkbuild compile`", missing=missing
+        )
     requests = []
     for arch in sorted({variant.arch for variant in variants}):
         mine = [variant for variant in variants if variant.arch == arch]
@@ -177,7 +189,9 @@ def package_command(
 @click.option("--older-than-days", type=float, help="Remove only entries stored longer ago than this.")
 @click.option("--max-bytes", type=int, help="Remove the oldest entries until the store is no larger.")
 @json_option
-def gc_command(specs_dir: Path, store: str, cuda_home: str | None, older_than_days: float | None, max_bytes: int | None, as_json: bool) -> None:
+def gc_command(
+    specs_dir: Path, store: str, cuda_home: str | None, older_than_days: float | None, max_bytes: int | None, as_json: bool
+) -> None:
     """Remove from the store what no variant of the present specs needs."""
     opened = open_store(store)
     plan, _parts, _tilelang = _plan(selected((), specs_dir, "full", ()), cuda_home)

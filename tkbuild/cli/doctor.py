@@ -32,7 +32,11 @@ class Finding:
 
 
 @click.command("doctor")
-@click.option("--install-toolchain", is_flag=True, help="Install the pinned CUDA toolkit by pip, into a folder of its own, if it is not there.")
+@click.option(
+    "--install-toolchain",
+    is_flag=True,
+    help="Install the pinned CUDA toolkit by pip, into a folder of its own, if it is not there.",
+)
 @click.option("--cuda-home", envvar="TKBUILD_CUDA_HOME", help="Look at this CUDA toolkit instead of the pinned one.")
 @click.option("--arch", "archs", multiple=True, default=DEFAULT_ARCHS, show_default=True, help="Targets to try a compile for.")
 @click.option("--device/--no-device", default=True, help="Also look at driver, devices and installed kernel wheels.")
@@ -77,7 +81,17 @@ def _probe(parts: toolchain.Toolchain, arch: str) -> str:
     with tempfile.TemporaryDirectory(prefix="tkbuild-doctor-") as folder:
         source = Path(folder) / "probe.cu"
         source.write_text(_PROBE)
-        command = [parts.nvcc, "--cubin", "-std=c++20", f"-gencode=arch={target.compute},code={target}", "-ccbin", parts.host_compiler, "-o", "probe.cubin", "probe.cu"]
+        command: list[str | Path] = [
+            parts.nvcc,
+            "--cubin",
+            "-std=c++20",
+            f"-gencode=arch={target.compute},code={target}",
+            "-ccbin",
+            parts.host_compiler,
+            "-o",
+            "probe.cubin",
+            "probe.cu",
+        ]
         finished = toolchain.run(command, timeout_s=_PROBE_TIMEOUT_S, cwd=Path(folder), env=parts.environment(Path(folder)))
         if finished.returncode:
             raise ToolchainError(f"nvcc failed: {finished.stderr.strip()[-400:]}; run `tkbuild doctor --install-toolchain`")

@@ -112,7 +112,9 @@ def _bench_line(result: Measurement) -> str:
 
 
 def _workload(result: Measurement) -> str:
-    return " ".join(f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}" for name, value in result.workload.items())
+    return " ".join(
+        f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}" for name, value in result.workload.items()
+    )
 
 
 def _table(results: Sequence[Measurement]) -> str:
@@ -121,7 +123,16 @@ def _table(results: Sequence[Measurement]) -> str:
     for r in results:
         peer = [f"{x:.2f}" if x is not None else "" for x in (r.peer_us, r.peer_host_us, r.peer_ratio)]
         flops = f"{r.tflops_per_s:.1f}" if r.tflops_per_s else ""
-        cells = [r.variant, _workload(r), f"{r.device_us:.2f}", f"{r.gbytes_per_s:.0f}", flops, f"{r.copy_share:.1%}", f"{r.host_us:.1f}", *peer]
+        cells = [
+            r.variant,
+            _workload(r),
+            f"{r.device_us:.2f}",
+            f"{r.gbytes_per_s:.0f}",
+            flops,
+            f"{r.copy_share:.1%}",
+            f"{r.host_us:.1f}",
+            *peer,
+        ]
         lines.append("| " + " | ".join(cells) + " |\n")
     return "".join(lines)
 
@@ -129,11 +140,17 @@ def _table(results: Sequence[Measurement]) -> str:
 def _on_device(patterns: Sequence[str], device: int) -> list[InstalledVariant]:
     """The installed variants that match and run on the device. Raises: DriverNotFoundError, PatternError."""
     if not torch.cuda.is_available():
-        raise DriverNotFoundError("this command needs a CUDA device and torch built for CUDA; `tkbuild doctor` says what is missing")
+        raise DriverNotFoundError(
+            "this command needs a CUDA device and torch built for CUDA; `tkbuild doctor` says what is missing"
+        )
     capability = native().compute_capability(device)
     wanted = patterns or ("*",)
-    found = [v for v in registry().all_variants() if v.arch.runs_on(capability) and any(api.matches(v, pattern) for pattern in wanted)]
+    found = [
+        v for v in registry().all_variants() if v.arch.runs_on(capability) and any(api.matches(v, pattern) for pattern in wanted)
+    ]
     if not found:
         have = ", ".join(sorted(registry().variants)) or "no kernels; pip install the kernel wheel"
-        raise PatternError(f"{' '.join(wanted)}: nothing installed matches and runs on cuda:{device}; installed: {have}", patterns=wanted)
+        raise PatternError(
+            f"{' '.join(wanted)}: nothing installed matches and runs on cuda:{device}; installed: {have}", patterns=wanted
+        )
     return found

@@ -51,6 +51,7 @@ def selected(patterns: Sequence[str], specs_dir: Path, profile: str, archs: Sequ
     profiles = load_profiles(specs_dir)
     if profile not in profiles:
         raise SpecError(
-            f"no profile {profile!r} in {specs_dir / PROFILES_FOLDER}; there are: {', '.join(sorted(profiles)) or 'none'}", problems=()
+            f"no profile {profile!r} in {specs_dir / PROFILES_FOLDER}; there are: {', '.join(sorted(profiles)) or 'none'}",
+            problems=(),
         )
     return select(specs, patterns, parse_archs(archs), profiles[profile])

@@ -12,7 +12,7 @@ from tkbuild import toolchain
 from tkbuild.build import BuiltVariant, explain, load_built
 from tkbuild.cli import emit_json
 from tkbuild.cli.build import VERIFIED_FOLDER, cuda_home_option
-from tkbuild.cli.options import json_option, profile_option, selected, selection_options, specs_option, store_option
+from tkbuild.cli.options import json_option, selected, selection_options, specs_option, store_option
 from tkbuild.elf import parse_cubin
 from tkbuild.plan import build_facts, make_plan, make_requests
 from tkbuild.remote_store import open_store
@@ -60,15 +60,25 @@ def explain_command(variant_id: str, specs_dir: Path, store: str, cuda_home: str
 @cuda_home_option
 @json_option
 def inspect_command(
-    patterns: tuple[str, ...], specs_dir: Path, profile: str, archs: tuple[str, ...], store: str, cuda_home: str | None, as_json: bool
+    patterns: tuple[str, ...],
+    specs_dir: Path,
+    profile: str,
+    archs: tuple[str, ...],
+    store: str,
+    cuda_home: str | None,
+    as_json: bool,
 ) -> None:
     """Show registers, spills, shared memory, size and verified state of built variants."""
     variants = selected(patterns, specs_dir, profile, archs)
     facts = build_facts(toolchain.find(cuda_home), toolchain.find_tilelang())
     built = load_built(make_plan(make_requests(variants), facts), open_store(store))
-    verified = {variant.arch: load_verified(specs_dir / VERIFIED_FOLDER / f"{variant.arch}.json", variant.arch) for variant in variants}
+    verified = {
+        variant.arch: load_verified(specs_dir / VERIFIED_FOLDER / f"{variant.arch}.json", variant.arch) for variant in variants
+    }
     if not as_json:
-        click.echo(f"{'variant':<56} {'target':<8} {'regs':>5} {'spills':>6} {'stack':>6} {'static':>7} {'dynamic':>8} {'cubin':>8}  state")
+        click.echo(
+            f"{'variant':<56} {'target':<8} {'regs':>5} {'spills':>6} {'stack':>6} {'static':>7} {'dynamic':>8} {'cubin':>8}  state"
+        )
     for variant in variants:
         found = built.get(variant.id)
         row = _row(found, verified[variant.arch]) if found else {"state": "not built; run `tkbuild compile`"}

@@ -1,10 +1,10 @@
 """The serving side: find installed kernels, choose, load and launch them. It never compiles and never writes.
 
-    kernels()              what is installed
-    load(variant_id)       one variant's launch function
-    preload(patterns)      map variants onto a device now, so that later launches can be captured in a CUDA graph
-    require(patterns)      fail now if a kernel or a profile's variants are missing
-    set_num_sms, set_pdl   process-wide settings, which act at launch
+kernels()              what is installed
+load(variant_id)       one variant's launch function
+preload(patterns)      map variants onto a device now, so that later launches can be captured in a CUDA graph
+require(patterns)      fail now if a kernel or a profile's variants are missing
+set_num_sms, set_pdl   process-wide settings, which act at launch
 """
 
 from tkbuild.runtime.api import (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
 from tkbuild.errors import TkbuildError
@@ -32,7 +31,9 @@ def _require(arguments: argparse.Namespace) -> int:
     patterns = health.profile_patterns(arguments.profile)
     coverage = api.require(patterns, arguments.arch)
     count = sum(map(len, coverage.found.values()))
-    _say(arguments, f"{arguments.profile}: {count} variants installed and intact", {"profile": arguments.profile, "variants": count})
+    _say(
+        arguments, f"{arguments.profile}: {count} variants installed and intact", {"profile": arguments.profile, "variants": count}
+    )
     return 0
 
 

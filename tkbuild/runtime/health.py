@@ -37,7 +37,11 @@ def examine() -> list[Finding]:
     findings = [
         _look("torch", lambda: torch.__version__, "pip install 'torch>=2.10'"),
         _look("native launcher", lambda: f"loaded, {native() and 'ready'}", "pip install --force-reinstall tkbuild"),
-        _look("CUDA driver", lambda: "supports CUDA {}.{}".format(*native().driver_version()), "run on a machine with an NVIDIA driver"),
+        _look(
+            "CUDA driver",
+            lambda: "supports CUDA {}.{}".format(*native().driver_version()),
+            "run on a machine with an NVIDIA driver",
+        ),
         _look("kernel wheels", _wheels, "pip install tkbuild-kernels-sm90a (Hopper) or tkbuild-kernels-sm100a (Blackwell)"),
     ]
     if findings[2].ok:

@@ -193,7 +193,7 @@ def bind(signature: KernelSignature, tensors: Tensors, static: Sequence[Any], sc
     alignment are left to the launcher.
     """
     given = [arg for arg in signature.args if arg.role in ("in", "inout", "workspace")]
-    names = [*(axis.name for axis in signature.given_axes), *(option.name for option in signature.options)]
+    names = signature.static_names
     for what, wanted, got in (("tensors", given, tensors), ("values", names, static), ("scalars", signature.scalars, scalars)):
         if len(wanted) != len(got):
             raise ArgumentError(f"{signature.kernel}: {len(got)} {what}, expected {len(wanted)}", kernel=signature.kernel)
@@ -250,7 +250,9 @@ def _value_for_dtype(signature: KernelSignature, arg: ArgSpec, dtype: str) -> st
         if rule.resolve({axis.name: value}) == dtype:
             return str(value)
     known = ", ".join(rule.resolve({axis.name: value}) for value in axis.values)
-    raise ArgumentError(f"{signature.kernel}: {arg.name} is {dtype}, expected one of {known}", kernel=signature.kernel, argument=arg.name)
+    raise ArgumentError(
+        f"{signature.kernel}: {arg.name} is {dtype}, expected one of {known}", kernel=signature.kernel, argument=arg.name
+    )
 
 
 def _given_args(signature: KernelSignature) -> list[ArgSpec]:
@@ -296,7 +298,9 @@ def _device_of(signature: KernelSignature, tensors: Tensors) -> torch.device:
 def _check_order(signature: KernelSignature) -> None:
     roles = [arg.role == "out" for arg in signature.args]
     if roles != sorted(roles):
-        raise NoVariantError(f"{signature.kernel}: its outputs stand before its inputs; rebuild the kernel wheel", kernel=signature.kernel)
+        raise NoVariantError(
+            f"{signature.kernel}: its outputs stand before its inputs; rebuild the kernel wheel", kernel=signature.kernel
+        )
 
 
 def _not_installed(kernel: str) -> str:

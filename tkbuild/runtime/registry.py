@@ -79,7 +79,9 @@ def _development_roots(value: str) -> list[Path]:
     for entry in filter(None, value.split(os.pathsep)):
         root = Path(entry)
         if not (root / MANIFEST_NAME).is_file():
-            raise PackageError(f"{KERNELS_VARIABLE}: {entry!r} has no {MANIFEST_NAME}; name folders written by `tkbuild package`", root=entry)
+            raise PackageError(
+                f"{KERNELS_VARIABLE}: {entry!r} has no {MANIFEST_NAME}; name folders written by `tkbuild package`", root=entry
+            )
         roots.append(root)
     return roots
 

@@ -11,7 +11,7 @@ import torch
 from tkbuild.errors import ArgumentError
 from tkbuild.runtime.op import allocations, bind, call_axes, kernel_op
 from tkbuild.runtime.registry import registry
-from tkbuild.signature import AxisSpec, KernelSignature, OptionSpec, ScalarSpec
+from tkbuild.signature import AxisSpec, KernelSignature, ValueSpec
 
 NAMESPACE = "tkbuild"
 _AXIS_TYPES = {"int": "int", "str": "str", "bool": "bool", "dtype": "ScalarType"}
@@ -29,7 +29,7 @@ def schema(signature: KernelSignature) -> str:
         mark = f"({chr(ord('a') + index)}!)" if arg.role != "in" else ""
         tensors.append(f"Tensor{mark}{'?' if arg.optional else ''} {arg.name}")
     keywords = [_axis_text(axis) for axis in signature.given_axes]
-    keywords += [_scalar_text(spec) for spec in (*signature.options, *signature.scalars)]
+    keywords += [_value_text(value) for value in (*signature.options, *signature.scalars)]
     parameters = ", ".join([*tensors, *(["*", *keywords] if keywords else [])])
     outs = sum(arg.role == "out" for arg in signature.args)
     result = "Tensor" if outs == 1 else "(" + ", ".join(["Tensor"] * outs) + ")"
@@ -40,9 +40,9 @@ def _axis_text(axis: AxisSpec) -> str:
     return f"{_AXIS_TYPES[axis.type]} {axis.name}"
 
 
-def _scalar_text(spec: ScalarSpec | OptionSpec) -> str:
-    kind = {"bool": "bool", "float32": "float", "float64": "float"}.get(spec.dtype, "int")
-    return f"{kind} {spec.name}" + ("" if spec.default is None else f"={spec.default}")
+def _value_text(value: ValueSpec) -> str:
+    kind = {"bool": "bool", "float32": "float", "float64": "float"}.get(value.dtype, "int")
+    return f"{kind} {value.name}" + ("" if value.default is None else f"={value.default}")
 
 
 @functools.cache
@@ -60,7 +60,7 @@ def register_torch_ops() -> tuple[str, ...]:
         library.impl(signature.op, _cpu_implementation(signature), "CPU")
         torch.library.register_fake(f"{NAMESPACE}::{signature.op}", _fake_implementation(signature), lib=library)
         op = kernel_op(signature.kernel)
-        op.keywords = tuple(spec.name for spec in (*signature.given_axes, *signature.options, *signature.scalars))
+        op.keywords = (*signature.static_names, *(scalar.name for scalar in signature.scalars))
         op.dtype_keywords = tuple(axis.name for axis in signature.given_axes if axis.type == "dtype")
         op.dispatched = getattr(torch.ops.tkbuild, signature.op).default
         names.append(signature.op)
@@ -70,7 +70,9 @@ def register_torch_ops() -> tuple[str, ...]:
 _KEPT: list[torch.library.Library] = []
 
 
-def _split(signature: KernelSignature, args: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]:
+def _split(
+    signature: KernelSignature, args: tuple[Any, ...], keywords: dict[str, Any]
+) -> tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]:
     """Return (tensors, static values, scalars) of a call by schema, with defaults filled in."""
     given = [arg.name for arg in signature.args if arg.role != "out"]
     tensors = args + tuple(keywords[name] for name in given[len(args) :])

@@ -59,5 +59,5 @@ def sinkhorn_normalize(x: torch.Tensor, repeat: int = 10, eps: float = 1e-6) -> 
     Raises: ArgumentError, NoVariantError, LaunchError.
     """
     matrices = x.reshape(-1, *x.shape[-2:]).contiguous()
-    result: torch.Tensor = _SinkhornNormalize.apply(matrices, repeat, eps)
+    result: torch.Tensor = _SinkhornNormalize.apply(matrices, repeat, eps)  # type: ignore[no-untyped-call]
     return result.view(x.shape)
