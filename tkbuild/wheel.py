@@ -292,14 +292,17 @@ def _record(files: Mapping[str, bytes], own_path: str) -> bytes:
 
 
 def zip_bytes(files: Mapping[str, bytes]) -> bytes:
-    """Return a zip archive of ``files`` in their order, with fixed times and modes."""
+    """Return a zip archive of ``files`` in their order, with fixed times and modes.
+
+    Stored, not deflated: what deflate writes depends on the build of zlib, and equal wheels must be equal everywhere.
+    """
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for path, content in files.items():
             member = zipfile.ZipInfo(path, _ZIP_TIME)
             member.create_system = 3  # Unix, so that the mode counts
             member.external_attr = _FILE_MODE << 16
-            archive.writestr(member, content, zipfile.ZIP_DEFLATED, 9)
+            archive.writestr(member, content, zipfile.ZIP_STORED)
     return buffer.getvalue()
 
 

@@ -211,6 +211,7 @@ def test_every_installed_op_is_registered() -> None:
     assert all(hasattr(torch.ops.tkbuild, signature.op) for signature in registry().signatures.values())
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own modules, when they are first imported
 def test_compiled_chain_does_not_break_the_graph() -> None:
     def chain(x: torch.Tensor) -> torch.Tensor:
         pair = ops.quant.per_token_cast(x, "e4m3", 128, use_tma_aligned_col_major_sf=True)

@@ -23,7 +23,8 @@ from tkbuild.cli.options import (
 from tkbuild.errors import ArgumentError, CompileError, PackageError
 from tkbuild.plan import BuildPlan, build_facts, make_plan, make_requests, shard
 from tkbuild.remote_store import open_store
-from tkbuild.variants import Variant
+from tkbuild.specs import load_specs
+from tkbuild.variants import Variant, select
 from tkbuild.versions import TKBUILD_VERSION
 from tkbuild.wheel import DEFAULT_MAX_BYTES, DEFAULT_NAME, PackagedVariant, WheelRequest, load_verified, write_wheel
 
@@ -194,7 +195,7 @@ def gc_command(
 ) -> None:
     """Remove from the store what no variant of the present specs needs."""
     opened = open_store(store)
-    plan, _parts, _tilelang = _plan(selected((), specs_dir, "full", ()), cuda_home)
+    plan, _parts, _tilelang = _plan(select(load_specs(specs_dir)), cuda_home)
     keep = {key for variant in load_built(plan, opened).values() for key in (variant.lower_key, variant.compile_key)}
     seconds = None if older_than_days is None else older_than_days * 86400
     removed = opened.gc(keep=keep, older_than_s=seconds, max_bytes=max_bytes)

@@ -7,11 +7,13 @@ devices on every call.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.compiler import is_compiling
 
 from tkbuild.errors import ArgumentError, NoVariantError
 from tkbuild.expr import Expr
@@ -32,18 +34,19 @@ Result = Any
 
 @dataclass(frozen=True)
 class Allocation:
-    """One output: ``storage_elems`` elements of which a view of ``size`` and ``stride`` is handed out."""
+    """One output: a view of ``size`` and ``stride`` at the start of ``storage_elems`` elements."""
 
     size: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
-    storage_elems: int | None
+    storage_elems: int
 
-    def allocate(self, device: torch.device) -> torch.Tensor:
-        if self.storage_elems is None:
-            return torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=device)
-        storage = torch.empty((self.storage_elems,), dtype=self.dtype, device=device)
-        return storage.as_strided(self.size, self.stride)
+    def maker(self, device: torch.device) -> Callable[[], torch.Tensor]:
+        """Return what allocates the output: one call of torch where the view fills its storage, which is most of the time."""
+        span = 0 if 0 in self.size else 1 + sum((extent - 1) * step for extent, step in zip(self.size, self.stride, strict=True))
+        if span == self.storage_elems:
+            return functools.partial(torch.empty_strided, self.size, self.stride, dtype=self.dtype, device=device)
+        return lambda: torch.empty((self.storage_elems,), dtype=self.dtype, device=device).as_strided(self.size, self.stride)
 
 
 @dataclass(frozen=True)
@@ -51,8 +54,7 @@ class CallPlan:
     """All that a call needs and its key decides."""
 
     launch: LaunchFunction
-    device: torch.device
-    allocations: tuple[Allocation, ...]
+    make_outs: tuple[Callable[[], torch.Tensor], ...]
     options: tuple[bool | int, ...]
 
 
@@ -91,12 +93,14 @@ class KernelOp:
 
         Raises: ArgumentError, NoVariantError, LaunchError, DriverNotFoundError.
         """
-        if torch.compiler.is_compiling() or type(tensors[0]) not in _PLAIN_TENSORS:
+        if is_compiling() or type(tensors[0]) not in _PLAIN_TENSORS:
             return self._dispatch(tensors, static + scalars, outs)
-        plan = self._plans.get(self._key(tensors, static, scalars)) or self._plan(tensors, static, scalars)
+        key = self._key(tensors, static, scalars)
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plans[key] = self._plan(tensors, static, scalars)
         if outs is None:
-            device = plan.device
-            outs = tuple([allocation.allocate(device) for allocation in plan.allocations])
+            outs = tuple([make() for make in plan.make_outs])
         plan.launch(*tensors, *outs, *scalars, *plan.options)
         return outs[0] if len(outs) == 1 else outs or None
 
@@ -156,16 +160,13 @@ class KernelOp:
             device=str(device),
         )
         variant = select_or_raise(signature, registry().variants.get(self.kernel, ()), request)
-        plan = CallPlan(
-            launch=load(variant),
-            device=device,
-            allocations=allocations(signature, {**values, **variant.axes}),
-            options=tuple(static[len(signature.given_axes) :]),
-        )
         if len(self._plans) >= _MAX_CALL_PLANS:
             self._plans.clear()
-        self._plans[self._key(tuple(tensors), static, scalars)] = plan
-        return plan
+        return CallPlan(
+            launch=load(variant),
+            make_outs=tuple(allocation.maker(device) for allocation in allocations(signature, {**values, **variant.axes})),
+            options=tuple(static[len(signature.given_axes) :]),
+        )
 
 
 @functools.cache
@@ -267,7 +268,7 @@ def allocations(signature: KernelSignature, values: Mapping[str, Any]) -> tuple[
             size = tuple(expr.evaluate(values) for expr in arg.shape)
             rule = arg.alloc.strides if arg.alloc else default_strides(arg)
             stride = tuple(expr.evaluate(values) for expr in rule)
-            elems = arg.alloc.elems.evaluate(values) if arg.alloc else None
+            elems = arg.alloc.elems.evaluate(values) if arg.alloc else math.prod(size)
             dtype = getattr(torch, arg.dtype.resolve(values))
             result.append(Allocation(size, stride, dtype, elems))
     return tuple(result)
