@@ -78,8 +78,29 @@ def _report_ended() -> None:
         _answer(ENDED, pid, status)
 
 
+#: Lowered once before the first fork, so that no child pays for what TileLang sets up at first use. The same for every
+#: build: what a child inherits does not depend on the kernels.
+_WARM_UP = """
+import tilelang.language as T
+M, N, ld = T.dynamic("M"), T.dynamic("N"), T.dynamic("ld", "int64")
+@T.prim_func
+def kernel(x: T.StridedTensor((M, N), (ld, 1), "bfloat16"), out: T.Tensor((M, N), "float32"), scale: T.float32):
+    with T.Kernel(T.ceildiv(N, 1024), M, threads=128) as (bx, by):
+        T.assume(ld % 8 == 0)
+        values = T.alloc_fragment((1024,), "float32")
+        for i in T.Parallel(1024):
+            if bx * 1024 + i < N:
+                values[i] = x[by, bx * 1024 + i]
+        for i in T.Parallel(1024):
+            if bx * 1024 + i < N:
+                out[by, bx * 1024 + i] = values[i] * scale
+"""
+_WARM_UP_ARCH = "sm_90a"
+
+
 def serve() -> None:
     """Take jobs from stdin until it ends."""
+    lower(_WARM_UP, arch=_WARM_UP_ARCH, pass_configs={})
     wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)

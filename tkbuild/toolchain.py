@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -255,9 +256,12 @@ def find(cuda_home: str | Path | None = None, *, host_compiler: str | Path | Non
     root = _pinned_root(default_prefix()) if cuda_home is None else _checked_root(str(cuda_home))
     host = _host_compiler(host_compiler)
     _require_parts(root)
-    release = _release(root)
+    with ThreadPoolExecutor(2) as pool:  # each asks a process for its version
+        asked, host_release = pool.submit(_release, root), pool.submit(_host_release, host)
+        digests = _digests(root)
+        release = asked.result()
     major, minor = release.split(".")[:2]
-    return Toolchain(root, host, (int(major), int(minor)), release, _host_release(host), _digests(root))
+    return Toolchain(root, host, (int(major), int(minor)), release, host_release.result(), digests)
 
 
 def _pinned_root(prefix: Path) -> Path:
