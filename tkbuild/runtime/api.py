@@ -59,6 +59,7 @@ def preload(patterns: str | Iterable[str] = "*", device: int | torch.device | No
             capability=capability,
         )
     for variant in fitting:
+        op.check_driver(variant, native().driver_version())
         native().preload(op.load(variant), index)
     return tuple(variant.id for variant in fitting)
 

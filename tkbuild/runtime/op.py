@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch.compiler import is_compiling
 
-from tkbuild.errors import ArgumentError, NoVariantError
+from tkbuild.elf import parse_cubin
+from tkbuild.errors import ArgumentError, IntegrityError, LaunchError, NoVariantError
 from tkbuild.expr import Expr
 from tkbuild.launchplan import strides
 from tkbuild.runtime.launcher import LaunchFunction, native
@@ -160,6 +161,7 @@ class KernelOp:
             device=str(device),
         )
         variant = select_or_raise(signature, registry().variants.get(self.kernel, ()), request)
+        check_driver(variant, native().driver_version())
         if len(self._plans) >= _MAX_CALL_PLANS:
             self._plans.clear()
         return CallPlan(
@@ -179,12 +181,37 @@ _LOADED: dict[str, LaunchFunction] = {}
 
 
 def load(variant: InstalledVariant) -> LaunchFunction:
-    """Return the launch function of ``variant``, reading and checking its cubin at the first call."""
+    """Return the launch function of ``variant``, reading and checking its cubin at the first call; touches no device.
+
+    Raises: IntegrityError when the cubin is damaged or for another arch than the manifest says.
+    """
     key = f"{variant.root}/{variant.id}"
     found = _LOADED.get(key)
     if found is None:
-        found = _LOADED.setdefault(key, native().load(variant.record.plan, variant.cubin()))
+        content = variant.cubin()
+        if (arch := parse_cubin(content).arch) != str(variant.arch):
+            raise IntegrityError(
+                f"{variant.id}: its cubin is for {arch}, the manifest says {variant.arch}; reinstall the kernel wheel",
+                variant=variant.id,
+            )
+        found = _LOADED.setdefault(key, native().load(variant.record.plan, content))
     return found
+
+
+def check_driver(variant: InstalledVariant, driver: tuple[int, int]) -> None:
+    """Raises: LaunchError when ``driver`` supports an older major version of CUDA than the one that made the cubin.
+
+    Within a major version machine code runs on any driver; across it the driver may not read the cubin.
+    """
+    made_by = variant.toolkit.split(".")[0]
+    if made_by.isdigit() and driver[0] < int(made_by):
+        raise LaunchError(
+            f"{variant.id} was built by CUDA {variant.toolkit}, the driver supports CUDA {driver[0]}.{driver[1]}; "
+            f"install a driver for CUDA {made_by} or later",
+            variant=variant.id,
+            toolkit=variant.toolkit,
+            driver=driver,
+        )
 
 
 def bind(signature: KernelSignature, tensors: Tensors, static: Sequence[Any], scalars: Sequence[Any]) -> dict[str, Any]:

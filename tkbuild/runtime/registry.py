@@ -28,7 +28,7 @@ KERNELS_VARIABLE = "TKBUILD_KERNELS"
 
 @dataclass(frozen=True)
 class InstalledVariant:
-    """One variant as a provider offers it; ``root`` is the folder of its cubin."""
+    """One variant as a provider offers it; ``root`` is the folder of its cubin, ``toolkit`` the CUDA release that made it."""
 
     id: str
     kernel: str
@@ -36,6 +36,7 @@ class InstalledVariant:
     axes: Mapping[str, Any]
     record: VariantRecord
     root: Path
+    toolkit: str
 
     def cubin(self) -> bytes:
         """Return the cubin's bytes. Raises: IntegrityError when they are not what the manifest says."""
@@ -112,7 +113,7 @@ def read_registry(roots: Iterable[Path]) -> Registry:
                 seen.add(record.id)
                 arch = TargetArch.parse(manifest.arch)
                 variants.setdefault(record.kernel, []).append(
-                    InstalledVariant(record.id, record.kernel, arch, record.axes, record, root)
+                    InstalledVariant(record.id, record.kernel, arch, record.axes, record, root, manifest.toolchain.get("cuda", ""))
                 )
     return Registry(signatures, {kernel: tuple(found) for kernel, found in variants.items()}, tuple(providers))
 

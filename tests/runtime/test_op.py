@@ -1,0 +1,74 @@
+"""The way of a call, as far as it goes without a device: binding, allocation, and what is refused before the driver."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from runtime.providers import cast_signature, write_provider
+
+from tkbuild.errors import ArgumentError, IntegrityError, LaunchError
+from tkbuild.runtime.op import Allocation, allocations, bind, call_axes, check_driver, load
+from tkbuild.runtime.registry import InstalledVariant, read_registry
+
+
+@pytest.fixture
+def variant(tmp_path: Path) -> InstalledVariant:
+    return read_registry([write_provider(tmp_path / "kernels", cast_signature(), toolchain={"cuda": "13.5.37"})]).all_variants()[0]
+
+
+def test_bind_reads_shapes_strides_and_values() -> None:
+    x = torch.empty(5, 256, dtype=torch.bfloat16)[:, :128]
+    values = bind(cast_signature(), (x,), (32, False), (1,))
+    assert values == {"block": 32, "col_major": False, "round_sf": 1, "T": 5, "H": 128, "ld": 256}
+    assert call_axes(cast_signature(), (x,), (32, False)) == {"block": 32, "in_dtype": "bfloat16"}
+
+
+@pytest.mark.parametrize(
+    ("tensors", "static", "scalars", "text"),
+    [
+        ((torch.empty(4),), (32, False), (0,), "x has 1 dimensions, expected 2"),
+        ((), (32, False), (0,), "0 tensors, expected 1"),
+        ((torch.empty(4, 64),), (32,), (0,), "1 values, expected 2"),
+        ((torch.empty(4, 64),), (32, False), (), "0 scalars, expected 1"),
+    ],
+)
+def test_bind_names_what_is_wrong(tensors, static, scalars, text: str) -> None:
+    with pytest.raises(ArgumentError, match=text):
+        bind(cast_signature(), tensors, static, scalars)
+
+
+def test_dtype_outside_the_spec() -> None:
+    with pytest.raises(ArgumentError, match="x is float16, expected one of bfloat16, float32"):
+        call_axes(cast_signature(), (torch.empty(4, 64, dtype=torch.float16),), (32, False))
+
+
+def test_outputs_follow_the_signature() -> None:
+    values = {"T": 5, "H": 100, "block": 32, "in_dtype": "float32", "cap": 256}
+    out, sf = allocations(cast_signature(), values)
+    assert out == Allocation((5, 100), (100, 1), torch.float8_e4m3fn, 500)
+    assert sf == Allocation((5, 4), (4, 1), torch.float32, 20)
+
+
+@pytest.mark.parametrize(("storage", "whole"), [(20, True), (32, False)])
+def test_allocation_covers_its_storage(storage: int, whole: bool) -> None:
+    made = Allocation((5, 4), (1, 8) if not whole else (4, 1), torch.float32, storage).maker(torch.device("cpu"))()
+    assert made.shape == (5, 4)
+    assert made.untyped_storage().nbytes() == storage * 4
+
+
+@pytest.mark.parametrize("driver", [(13, 0), (13, 5), (14, 0)])
+def test_driver_of_the_same_major_or_newer_is_fine(variant: InstalledVariant, driver: tuple[int, int]) -> None:
+    check_driver(variant, driver)
+
+
+def test_older_driver_is_refused_with_both_versions(variant: InstalledVariant) -> None:
+    with pytest.raises(LaunchError, match=r"built by CUDA 13\.5\.37, the driver supports CUDA 12\.4"):
+        check_driver(variant, (12, 4))
+
+
+def test_cubin_that_is_none_is_refused_before_the_driver(variant: InstalledVariant) -> None:
+    with pytest.raises(IntegrityError):
+        load(replace(variant, id="another"))
