@@ -38,13 +38,14 @@ _DEFAULT_CLAMPS = {
 
 
 @dataclass
-class _Settings:
+class Settings:
     token_alignment: int = _DEFAULT_TOKEN_ALIGNMENT
     deterministic: bool = False
     clamps: dict[tuple[str, bool], float] = field(default_factory=lambda: dict(_DEFAULT_CLAMPS))
 
 
-_settings = _Settings()
+#: The present values; operators read them at each call.
+settings = Settings()
 
 
 def get_num_sms() -> int:
@@ -61,22 +62,22 @@ def set_token_alignment(token_alignment: int) -> None:
     """Set the row alignment of each expert in the prefix layout, in rows. Raises: ArgumentError unless positive."""
     if token_alignment <= 0:
         raise ArgumentError(f"token_alignment is {token_alignment}, expected a positive number of rows")
-    _settings.token_alignment = token_alignment
+    settings.token_alignment = token_alignment
 
 
 def get_token_alignment() -> int:
     """Return the row alignment of each expert in the prefix layout, in rows."""
-    return _settings.token_alignment
+    return settings.token_alignment
 
 
 def use_deterministic_algorithms(enabled: bool) -> None:
     """Ask for deterministic algorithms. Every operator shipped here is deterministic already."""
-    _settings.deterministic = bool(enabled)
+    settings.deterministic = bool(enabled)
 
 
 def get_deterministic_algorithms() -> bool:
     """Return whether deterministic algorithms were asked for."""
-    return _settings.deterministic
+    return settings.deterministic
 
 
 def set_amax_clamp_for_quant(fmt: str, use_e4m3_sf: bool, clamp_min_value: float) -> None:
@@ -84,18 +85,18 @@ def set_amax_clamp_for_quant(fmt: str, use_e4m3_sf: bool, clamp_min_value: float
     key = _clamp_key(fmt, use_e4m3_sf)
     if not 0 < clamp_min_value < float("inf"):
         raise ArgumentError(f"clamp_min_value is {clamp_min_value}, expected a positive finite number")
-    _settings.clamps[key] = float(clamp_min_value)
+    settings.clamps[key] = float(clamp_min_value)
 
 
 def get_amax_clamp_for_quant(fmt: str, use_e4m3_sf: bool) -> float:
     """Return the least abs-max of a quantised block of ``fmt``."""
-    return _settings.clamps[_clamp_key(fmt, use_e4m3_sf)]
+    return settings.clamps[_clamp_key(fmt, use_e4m3_sf)]
 
 
 def reset_runtime_config() -> None:
     """Put every setting back to its default."""
-    global _settings
-    _settings = _Settings()
+    fresh = Settings()
+    settings.token_alignment, settings.deterministic, settings.clamps = fresh.token_alignment, fresh.deterministic, fresh.clamps
     set_num_sms(0)
     set_pdl(False)
 

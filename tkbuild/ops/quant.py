@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from tkbuild.errors import ArgumentError, NoVariantError
-from tkbuild.ops.config import get_amax_clamp_for_quant
+from tkbuild.ops.config import settings
 from tkbuild.runtime.op import kernel_op
 
 __all__ = ["QuantTensor", "cast_back", "per_token_cast", "per_token_cast_back"]
@@ -18,6 +18,7 @@ QuantTensor = tuple[torch.Tensor, torch.Tensor]
 
 _per_token_cast = kernel_op("quant.per_token_cast")
 _cast_back = kernel_op("quant.cast_back")
+_E4M3_F32 = ("e4m3", False)
 _BACK_DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 
 
@@ -51,7 +52,7 @@ def per_token_cast(
     if use_packed_ue8m0 and not round_sf:
         raise ArgumentError("quant.per_token_cast: use_packed_ue8m0 needs round_sf=True: packed scales are powers of two")
     static = (num_per_channels, "ue8m0" if use_packed_ue8m0 else "f32", use_tma_aligned_col_major_sf)
-    result: QuantTensor = _per_token_cast((x,), static, (round_sf, get_amax_clamp_for_quant(fmt, False)), out)
+    result: QuantTensor = _per_token_cast((x,), static, (round_sf, settings.clamps[_E4M3_F32]), out)
     return result
 
 

@@ -85,7 +85,7 @@ class KernelOp:
 
     def __call__(
         self,
-        tensors: tuple[torch.Tensor | None, ...],
+        tensors: tuple[Any, ...],
         static: tuple[Any, ...] = (),
         scalars: tuple[Any, ...] = (),
         outs: tuple[torch.Tensor, ...] | None = None,
@@ -96,7 +96,11 @@ class KernelOp:
         """
         if is_compiling() or type(tensors[0]) not in _PLAIN_TENSORS:
             return self._dispatch(tensors, static + scalars, outs)
-        key = self._key(tensors, static, scalars)
+        if self._is_simple:
+            first = tensors[0]
+            key: Any = (static, first.dtype, first.shape, first.get_device())
+        else:
+            key = self._key(tensors, static, scalars)
         plan = self._plans.get(key)
         if plan is None:
             plan = self._plans[key] = self._plan(tensors, static, scalars)
@@ -119,11 +123,8 @@ class KernelOp:
         return outs[0] if len(outs) == 1 else outs
 
     def _key(self, tensors: tuple[Any, ...], static: tuple[Any, ...], scalars: tuple[Any, ...]) -> Any:
-        first = tensors[0]
-        if len(tensors) == 1 and not self._needs_more:
-            return (static, first.dtype, first.shape, first.get_device())
         facts = [None if t is None else (t.dtype, t.shape, t.stride() if self._needs_strides else None) for t in tensors]
-        return (static, scalars if self._needs_scalars else None, first.get_device(), *facts)
+        return (static, scalars if self._needs_scalars else None, tensors[0].get_device(), *facts)
 
     @functools.cached_property
     def _needs_scalars(self) -> bool:
@@ -135,8 +136,10 @@ class KernelOp:
         return bool(self._planned_names & {str(expr.node) for arg in given for expr in arg.strides or () if expr.is_name})
 
     @functools.cached_property
-    def _needs_more(self) -> bool:
-        return self._needs_scalars or self._needs_strides
+    def _is_simple(self) -> bool:
+        """Whether dtype, shape and device of one tensor and the static values decide everything."""
+        given = [arg for arg in self.signature.args if arg.role != "out"]
+        return len(given) == 1 and not given[0].optional and not self._needs_scalars and not self._needs_strides
 
     @functools.cached_property
     def _planned_names(self) -> frozenset[str]:
