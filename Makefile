@@ -35,13 +35,13 @@ test: $(STAMP)  ## run the tests that need no GPU
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -m "not gpu"
+	$(BIN)/python -m pytest -m "not gpu" --timeout 600
 
 check: $(STAMP)  ## lint, types and the tests without markers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -m "not gpu and not toolchain"
+	$(BIN)/python -m pytest -m "not gpu and not toolchain" --timeout 300
 
 test-gpu:  ## on a GPU machine with torch, apache-tvm-ffi, pytest and the built wheels installed
 	$(PYTHON) -m pytest -m gpu -p no:cacheprovider

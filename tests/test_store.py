@@ -81,8 +81,8 @@ def test_file_names_are_plain(tmp_path: Path, name: str) -> None:
 # ---- races and crashes (many ranks build one key on a share)
 
 
-def _rank(root: str, barrier: Any, rounds: int, results: Any, must_die: int) -> None:
-    store = Store(Path(root))
+def _rank(root: str, barrier: Any, rounds: int, report: str, must_die: int) -> None:
+    store, seen = Store(Path(root)), []
     for number in range(rounds):
         key = bytes_digest(f"round {number}".encode())
         barrier.wait()
@@ -94,26 +94,28 @@ def _rank(root: str, barrier: Any, rounds: int, results: Any, must_die: int) -> 
                 store.put("lowered", bytes_digest(os.urandom(8)), fields={}, facts={}, files=FILES)
         built = store.put("cubins", key, fields={"round": number}, facts={"pid": os.getpid()}, files=FILES)
         loaded = store.get("cubins", key)
-        results.put((number, built.facts["pid"], None if loaded is None else loaded.facts["pid"]))
+        seen.append((number, built.facts["pid"], None if loaded is None else loaded.facts["pid"]))
+    Path(report).write_text(json.dumps(seen))
 
 
 def test_ranks_that_build_the_same_keys_and_die(tmp_path: Path) -> None:
     rounds, ranks, mortal = 20, 8, 3
-    # Barriers are of the survivors: a dead rank cannot arrive. Each mortal dies in a round of its own.
-    results = SPAWN.Queue()
+    # Barriers are of the survivors: a dead rank cannot arrive. Each mortal dies in a round of its own. Reports go through files: a
+    # queue has a lock that a rank could take into its grave.
+    reports = [tmp_path.parent / f"{tmp_path.name}-report-{rank}.json" for rank in range(ranks)]
+    root = str(tmp_path)
     barrier = SPAWN.Barrier(ranks - mortal)
     lone = [SPAWN.Barrier(1) for _ in range(mortal)]
-    survivors = [SPAWN.Process(target=_rank, args=(str(tmp_path), barrier, rounds, results, -1)) for _ in range(ranks - mortal)]
-    doomed = [SPAWN.Process(target=_rank, args=(str(tmp_path), lone[i], rounds, results, 3 * i)) for i in range(mortal)]
+    survivors = [SPAWN.Process(target=_rank, args=(root, barrier, rounds, str(reports[i]), -1)) for i in range(ranks - mortal)]
+    doomed = [SPAWN.Process(target=_rank, args=(root, lone[i], rounds, str(reports[-1 - i]), 3 * i)) for i in range(mortal)]
     for process in (*survivors, *doomed):
         process.start()
-    seen = [results.get(timeout=60) for _ in range(rounds * len(survivors))]
     for process in (*survivors, *doomed):
         process.join(60)
     assert [process.exitcode for process in survivors] == [0] * len(survivors)
     assert [process.exitcode for process in doomed] == [-signal.SIGKILL] * mortal
-    while not results.empty():
-        seen.append(results.get())
+    seen = [row for report in reports[: len(survivors)] for row in json.loads(report.read_text())]
+    assert len(seen) == rounds * len(survivors)
     for number in range(rounds):
         pids = {pid for this, *both in seen if this == number for pid in both}
         assert len(pids) == 1, "every rank gets the entry of the one winner"
