@@ -42,7 +42,7 @@ class Measurement:
     """One workload of one variant.
 
     Times in microseconds of one call; ``gbytes_per_s`` counts the spec's bytes; ``copy_share`` is the time of a copy that
-    moves as many bytes over ours; ``peer_ratio`` is the peer's device time over ours.
+    moves as many bytes over ours; ``peer_ratio`` is the peer's device time over ours; ``peer_error`` says why the peer has none.
     """
 
     variant: str
@@ -58,6 +58,7 @@ class Measurement:
     peer_us: float | None = None
     peer_host_us: float | None = None
     peer_ratio: float | None = None
+    peer_error: str = ""
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "workload": dict(self.workload)}
@@ -109,6 +110,8 @@ def _measure(
     theirs = [] if peer is None or peer_api is None else [t for call in calls if (t := peer_thunk(variant.kernel, peer_api, call))]
     device_us = device_time_us(ours, device)
     copy_us = copy_time_us(moved, sets, device)
+    peer_error = _refusal(theirs[0]) if theirs else ""
+    theirs = [] if peer_error else theirs
     peer_us = device_time_us(theirs, device) if theirs else None
     flops = workloads.flops.evaluate(values, sizes)
     return Measurement(
@@ -121,11 +124,22 @@ def _measure(
         copy_us=copy_us,
         copy_share=copy_us / device_us,
         host_us=host_time_us(ours[0], device),
-        peer=peer if theirs else None,
+        peer=peer if theirs or peer_error else None,
+        peer_error=peer_error,
         peer_us=peer_us,
         peer_host_us=host_time_us(theirs[0], device) if theirs else None,
         peer_ratio=peer_us / device_us if peer_us else None,
     )
+
+
+def _refusal(thunk: Thunk) -> str:
+    """Call the peer once; returns why it cannot be measured, or nothing."""
+    try:
+        thunk()
+        torch.cuda.synchronize()
+    except Exception as exc:  # whatever a package of someone else raises
+        return f"{type(exc).__name__}: {str(exc).strip().splitlines()[0] if str(exc).strip() else ''}"[:200]
+    return ""
 
 
 def _bench_fills(variant: InstalledVariant) -> Mapping[str, Any]:

@@ -94,11 +94,13 @@ def bench_command(
         else:
             click.echo(_bench_line(result))
 
-    bench(variants, device=torch.device("cuda", device), peer=peer, on_measurement=show)
-    if out is not None:
-        out.write_text("".join(json.dumps(result.to_json(), sort_keys=True) + "\n" for result in results), "utf-8")
-    if markdown is not None:
-        markdown.write_text(_table(results), "utf-8")
+    try:
+        bench(variants, device=torch.device("cuda", device), peer=peer, on_measurement=show)
+    finally:
+        if out is not None:
+            out.write_text("".join(json.dumps(result.to_json(), sort_keys=True) + "\n" for result in results), "utf-8")
+        if markdown is not None:
+            markdown.write_text(_table(results), "utf-8")
 
 
 def _bench_line(result: Measurement) -> str:
@@ -106,7 +108,9 @@ def _bench_line(result: Measurement) -> str:
         f"{result.variant}  {_workload(result)}\n    {result.device_us:8.2f} us  {result.gbytes_per_s:7.0f} GB/s  "
         f"{result.tflops_per_s:6.1f} TFLOP/s  {result.copy_share:5.1%} of copy  host {result.host_us:5.1f} us"
     )
-    if result.peer_us is not None:
+    if result.peer_error:
+        text += f"\n    {result.peer} did not run: {result.peer_error}"
+    elif result.peer_us is not None:
         text += f"\n    {result.peer}: {result.peer_us:8.2f} us  host {result.peer_host_us:5.1f} us  we are {result.peer_ratio:.2f}x as fast"
     return text
 
