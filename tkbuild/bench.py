@@ -98,14 +98,13 @@ def _measure(
     peer: str | None,
     peer_api: ModuleType | None,
 ) -> Measurement:
-    fills = _bench_fills(variant)
     generator = torch.Generator(device).manual_seed(1)
     signature = registry().signatures[variant.kernel]
-    first = make_call(signature, values, fills, generator)
+    first = make_call(signature, values, {}, generator)
     sizes = first.tensor_bytes()
     moved = _moved_bytes(workloads, first, sizes)
     sets = max(2, min(_MAX_SETS, _ROTATION_BYTES // max(1, sum(sizes.values())) + 1))
-    calls = [first, *(make_call(signature, values, fills, generator) for _ in range(sets - 1))]
+    calls = [first, *(make_call(signature, values, {}, generator) for _ in range(sets - 1))]
     ours = [_our_thunk(variant.kernel, call) for call in calls]
     theirs = [] if peer is None or peer_api is None else [t for call in calls if (t := peer_thunk(variant.kernel, peer_api, call))]
     device_us = device_time_us(ours, device)
@@ -140,11 +139,6 @@ def _refusal(thunk: Thunk) -> str:
     except Exception as exc:  # whatever a package of someone else raises
         return f"{type(exc).__name__}: {str(exc).strip().splitlines()[0] if str(exc).strip() else ''}"[:200]
     return ""
-
-
-def _bench_fills(variant: InstalledVariant) -> Mapping[str, Any]:
-    checks = read_checks()[variant.kernel]
-    return checks.verify.inputs if checks.verify else {}
 
 
 def _moved_bytes(workloads: Bench, call: Call, sizes: Mapping[str, int]) -> int:
