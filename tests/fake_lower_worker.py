@@ -58,4 +58,4 @@ if __name__ == "__main__":
     sys.modules["tkbuild.lower"] = module
     from tkbuild.lower_worker import serve
 
-    serve()
+    serve(warm_up="")

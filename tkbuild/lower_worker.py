@@ -80,7 +80,7 @@ def _report_ended() -> None:
 
 #: Lowered once before the first fork, so that no child pays for what TileLang sets up at first use. The same for every
 #: build: what a child inherits does not depend on the kernels.
-_WARM_UP = """
+WARM_UP = """
 import tilelang.language as T
 M, N, ld = T.dynamic("M"), T.dynamic("N"), T.dynamic("ld", "int64")
 @T.prim_func
@@ -98,9 +98,9 @@ def kernel(x: T.StridedTensor((M, N), (ld, 1), "bfloat16"), out: T.Tensor((M, N)
 _WARM_UP_ARCH = "sm_90a"
 
 
-def serve() -> None:
-    """Take jobs from stdin until it ends."""
-    lower(_WARM_UP, arch=_WARM_UP_ARCH, pass_configs={})
+def serve(warm_up: str = WARM_UP) -> None:
+    """Lower ``warm_up``, then take jobs from stdin until it ends."""
+    lower(warm_up, arch=_WARM_UP_ARCH, pass_configs={})
     wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
