@@ -60,6 +60,7 @@ _DYNAMIC_SMEM_FIELD = "tirx.use_dyn_shared_memory"
 _DEVICE_QUERIES = (
     "current_device",
     "device_count",
+    "get_arch_list",
     "get_device_capability",
     "get_device_name",
     "get_device_properties",

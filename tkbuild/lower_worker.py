@@ -98,9 +98,21 @@ def kernel(x: T.StridedTensor((M, N), (ld, 1), "bfloat16"), out: T.Tensor((M, N)
 _WARM_UP_ARCH = "sm_90a"
 
 
+def _lower_quietly(source: str) -> None:
+    """Lower with what is printed going to stderr: stdout carries answers, and a buffer would be printed again by every child."""
+    answers = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        lower(source, arch=_WARM_UP_ARCH, pass_configs={})
+        sys.stdout.flush()
+    finally:
+        os.dup2(answers, 1)
+        os.close(answers)
+
+
 def serve(warm_up: str = WARM_UP) -> None:
     """Lower ``warm_up``, then take jobs from stdin until it ends."""
-    lower(warm_up, arch=_WARM_UP_ARCH, pass_configs={})
+    _lower_quietly(warm_up)
     wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
