@@ -43,8 +43,8 @@ check: $(STAMP)  ## lint, types and the tests without markers
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -m "not gpu and not toolchain" --timeout 300
 
-test-gpu:  ## on a GPU machine with torch, apache-tvm-ffi, pytest and the built wheels installed
-	$(PYTHON) -m pytest -m gpu -p no:cacheprovider
+test-gpu:  ## on a GPU machine with torch, apache-tvm-ffi, pytest and the built wheels; the checkout itself is not imported
+	cd tests/gpu && $(PYTHON) -m pytest -c ../../pyproject.toml -m gpu -p no:cacheprovider .
 
 format: $(STAMP)  ## format the code
 	$(BIN)/ruff format .

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -13,13 +14,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import click
 import pytest
+from click.testing import CliRunner
 from fake_toolkit import FakeToolkit
 
 from tkbuild import build as build_module
 from tkbuild.arch import TargetArch
-from tkbuild.build import BuildEvent, BuildOptions, BuildResult, CompileQueue, build, explain, job_count, load_built
-from tkbuild.errors import ArgumentError, CompileError, LowerError, StepTimeoutError, StoreError, ToolchainError
+from tkbuild.build import BuildEvent, BuildOptions, BuildResult, CompileQueue, build, explain, job_count, load_built, needed_keys
+from tkbuild.cli.build import clean_command, compile_command, gc_command
+from tkbuild.errors import ArgumentError, CompileError, LowerError, StepTimeoutError, StoreError, TkbuildError, ToolchainError
 from tkbuild.expr import Expr
 from tkbuild.plan import BuildFacts, BuildRequest, make_plan
 from tkbuild.signature import ArgSpec, DtypeRule, KernelSignature
@@ -106,7 +110,8 @@ def test_equal_work_is_done_once(builder: Builder) -> None:
     assert builder.kit.calls("ptxas") == 2
     # Another source that is lowered to the same CUDA text.
     again = builder(request("d", "same\n", pass_configs={"tl.x": 1}))
-    assert (again.lowered, again.compiled) == (1, 0)
+    assert (again.lowered, again.compiled, again.hits) == (1, 0, 1)
+    assert sorted(builder.kinds()) == ["done", "hit", "lowered", "started"]
 
 
 def test_only_what_changed_is_built(builder: Builder) -> None:
@@ -146,6 +151,52 @@ def test_failures_do_not_stop_the_others(builder: Builder) -> None:
     assert failures["t.k-bad-sm_90a"].error.message == "the template is wrong"
     assert f"status {-signal.SIGABRT}" in failures["t.k-dead-sm_90a"].error.message
     assert "lower, after" in next(event.message for event in builder.events if event.kind == "failed")
+
+
+def test_template_that_ends_its_process_fails_alone(builder: Builder) -> None:
+    builder_result = builder(
+        request("gone", "import os_exit\n", sources={"os_exit.py": b"import os\nos._exit(0)\n"}), request("good")
+    )
+    assert [built.variant for built in builder_result.built] == ["t.k-good-sm_90a"]
+    (failure,) = builder_result.failures
+    assert (failure.variant, failure.stage, type(failure.error)) == ("t.k-gone-sm_90a", "lower", LowerError)
+    assert "left no result" in failure.error.message
+
+
+def killer(name: str, marker: Path | None = None) -> BuildRequest:
+    """A request whose template kills the server that lowers it; with a marker, only if that is not there yet."""
+    code = "import os, pathlib, signal, time\nTEXT = ''\n"
+    if marker is not None:
+        code += f"marker = pathlib.Path({str(marker)!r})\nif not marker.exists():\n    marker.touch()\n    "
+        code += "os.kill(os.getppid(), signal.SIGKILL); time.sleep(60)\n"
+    else:
+        code += "os.kill(os.getppid(), signal.SIGKILL); time.sleep(60)\n"
+    return request(name, f"import kill_{name}\n", sources={f"kill_{name}.py": code.encode()})
+
+
+def test_lowering_server_that_dies_once_fails_nothing(builder: Builder, tmp_path: Path) -> None:
+    result = builder(request("a"), killer("once", tmp_path / "marker"), *(request(str(i)) for i in range(4)))
+    assert (tmp_path / "marker").exists()
+    assert result.failures == ()
+    assert len(result.built) == 6
+
+
+def test_kernel_that_always_ends_the_server_fails_alone(builder: Builder) -> None:
+    result = builder(request("a"), killer("x"), request("b"), killer("y"), request("c"))
+    assert [failure.variant for failure in result.failures] == ["t.k-x-sm_90a", "t.k-y-sm_90a"]
+    assert all("failed twice" in failure.error.message for failure in result.failures)
+    assert len(result.built) == 3
+
+
+def test_server_that_cannot_start_is_tried_twice(builder: Builder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    starts = tmp_path / "starts"
+    monkeypatch.setattr(
+        build_module, "LOWER_WORKER", ("-c", f"open({str(starts)!r}, 'a').write('x'); raise SystemExit('no TileLang')")
+    )
+    result = builder(*(request(str(i)) for i in range(5)))
+    assert len(result.failures) == 5
+    assert "no TileLang" in result.failures[0].error.message
+    assert starts.read_text() == "xx"
 
 
 @pytest.mark.parametrize("mode", ["empty", "half", "fail", "other_arch", "nothing"])
@@ -331,6 +382,69 @@ def test_stored_variants_are_loaded_without_building(builder: Builder) -> None:
     a, twin, b = request("a", "same\n"), request("twin", "same\n", extra_flags=("-DX",)), request("b")
     built = {one.variant: one for one in builder(a, b).built}
     assert load_built(make_plan([a, twin, b, request("c")], FACTS), builder.store) == built
+
+
+def test_one_kernel_that_does_not_fit_its_spec_hides_no_other(builder: Builder) -> None:
+    a, b = request("a"), request("b")
+    builder(a, b)
+    misfit = replace(a, signature=replace(SIGNATURE, args=(ArgSpec("x", "inout", DtypeRule("float32"), (Expr("N"),)),)))
+    plan = make_plan([misfit, b], FACTS)
+    misfits: dict[str, TkbuildError] = {}
+    assert set(load_built(plan, builder.store, misfits.__setitem__)) == {b.variant}
+    assert set(misfits) == {a.variant}
+    warnings: list[str] = []
+    builder.store.warn = warnings.append
+    assert set(load_built(plan, builder.store)) == {b.variant}
+    assert warnings == [f"{a.variant} is stored but does not fit its spec: {misfits[a.variant]}"]
+    assert builder.store.gc(keep=needed_keys(plan, builder.store)) == []
+
+
+def test_lowered_kernels_of_present_specs_are_needed_without_their_cubins(builder: Builder) -> None:
+    builder(request("a"), request("gone"))
+    plan = make_plan([request("a"), request("new")], FACTS)
+    (step, _) = plan.steps
+    for entry in list(builder.store.entries("cubins")):
+        (entry.path / "kernel.cubin").write_bytes(b"")
+        with pytest.warns(UserWarning, match="is damaged"):
+            builder.store.get("cubins", entry.key)
+    builder.store.gc(keep=needed_keys(plan, builder.store))
+    assert [entry.key for entry in builder.store.entries()] == [step.key]
+
+
+# ---- arguments of the commands
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf, 1e300])
+def test_time_that_is_no_time_to_wait(value: float) -> None:
+    with pytest.raises(ArgumentError, match="--timeout"):
+        BuildOptions(step_timeout_s=value)
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "error"),
+    [
+        (compile_command, ["--timeout", "nan"], ArgumentError),
+        (compile_command, ["--timeout", "0"], ArgumentError),
+        (compile_command, ["--shard", "1/" + "9" * 5000], ArgumentError),
+        (gc_command, ["--max-bytes", "-1"], ArgumentError),
+        (gc_command, ["--older-than-days", "-1"], ArgumentError),
+        (gc_command, ["--older-than-days", "nan"], ArgumentError),
+        (clean_command, ["--store", __file__], StoreError),
+        (clean_command, ["--store", ""], StoreError),
+    ],
+)
+def test_arguments_are_refused_before_anything_starts(
+    command: click.Command, arguments: list[str], error: type[TkbuildError], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refuse(*_args: object, **_options: object) -> None:
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(command, arguments, standalone_mode=False)
+    assert type(result.exception) is error
+    if error is ArgumentError:
+        assert arguments[0] in str(result.exception)
 
 
 # ---- the real tools

@@ -82,3 +82,13 @@ def test_open_store(tmp_path: Path, url: str) -> None:
     assert open_store(str(tmp_path / "three")).get("cubins", KEY) is None
     with pytest.raises(StoreError, match="give a folder, and the URL as --remote"):
         open_store("s3://bucket/store")
+
+
+@pytest.mark.parametrize("location", ["", " "])
+def test_empty_store_is_refused(location: str) -> None:
+    with pytest.raises(StoreError, match="names no folder: give one, or leave --store out"):
+        open_store(location)
+
+
+def test_empty_remote_is_none(tmp_path: Path) -> None:
+    assert open_store(str(tmp_path), "").remote is None

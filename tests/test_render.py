@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from spec_text import SPEC, TEMPLATE, changed, write_spec
 
-from tkbuild.errors import RenderError
+from tkbuild.errors import RenderError, StepTimeoutError
 from tkbuild.render import RenderedSource, Renderer, render
 from tkbuild.specs import load_spec
 from tkbuild.variants import expand
@@ -210,3 +212,45 @@ def test_rendering_many_variants_is_fast(tmp_path: Path) -> None:
         assert len([renderer.render(variant) for variant in variants]) == 500
         took.append(time.process_time() - start)
     assert min(took) < 0.3
+
+
+@pytest.mark.parametrize(
+    ("template", "line"),
+    [
+        ("{{ v }}\n{{ vv | default(3) }}", 2),
+        ("{{ v }}\n\n{% if vv is defined %}1{% endif %}", 3),
+        ("{{ v }}{% if v > 5 %}\n{{ vv }}{% endif %}", 2),
+        ("{{ v }}{% include 'part.j2' %}", 4),
+    ],
+)
+def test_misspelt_names_are_found_where_nothing_reads_them(tmp_path: Path, template: str, line: int) -> None:
+    (tmp_path / "part.j2").write_text("\n\n\n{{ vv | default(v) }}")
+    error = refused(tmp_path, template)
+    assert "'vv' is undefined; the template sees target, tuning, v" in str(error)
+    assert (error.line, Path(error.template).name) == (line, "part.j2" if "include" in template else "cast.py.j2")
+
+
+def test_names_that_a_template_defines_are_known(tmp_path: Path) -> None:
+    (tmp_path / "part.j2").write_text("{{ given | default(1) }}{{ loop is defined }}")
+    template = (
+        "{% if v > 5 %}{% set w = 1 %}{% endif %}{{ w is defined }}{% set given = v %}"
+        "{% for i in range(2) %}{% include 'part.j2' %}{% endfor %}"
+    )
+    assert rendered(tmp_path, template) == "False1False1False\n"
+
+
+def test_a_template_that_does_not_end_is_stopped(tmp_path: Path) -> None:
+    loops = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    (variant,) = expand(load_spec(write_spec(tmp_path, MINIMAL.format(v=1, t="{}"), f"{{{{ v }}}}\n{loops}")))
+    before = signal.getsignal(signal.SIGVTALRM)
+    with pytest.raises(StepTimeoutError, match=r"cast.py.j2:2: rendering a.cast-sm_90a was stopped after 0.05 s") as caught:
+        Renderer(timeout_s=0.05).render(variant)
+    assert (caught.value.template, caught.value.variant) == (str(tmp_path / "cast.py.j2"), "a.cast-sm_90a")
+    assert signal.getsignal(signal.SIGVTALRM) == before
+    assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
+
+
+def test_other_threads_render_too(tmp_path: Path) -> None:
+    (variant,) = expand(load_spec(write_spec(tmp_path, MINIMAL.format(v=1, t="{}"), "{{ v }}")))
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(render, variant).result().text == "1\n"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from tkbuild.errors import SpecError
 from tkbuild.kernelspec import KernelSpec
 from tkbuild.schema import Map, Node, Report, Scalar, Sequence, scalar_value
 from tkbuild.signature import KernelSignature
+from tkbuild.speccheck import FILL_NAMES
 from tkbuild.specs import json_schema, load_profile, load_profiles, load_spec, load_specs
 
 REPOSITORY_SPECS = Path(__file__).parents[1] / "kernel_specs"
@@ -166,6 +169,17 @@ WRONG = [
     ("why: tail, T: [1, 31]", "why: tail, large: 1, T: [1, 31]", "verify.cases[0].large", "true or false"),
     ("why: tail, T: [1, 31]", "why: tail, inputs: {z: normal}, T: [1, 31]", "verify.cases[0].inputs.z", "known: x, w"),
     ("inputs: {x: normal}", "inputs: {x: 5}", "verify.inputs.x", "a fill such as normal"),
+    ("inputs: {x: normal}", "inputs: {x: nromal}", "verify.inputs.x", "unknown fill 'nromal' (did you mean normal?)"),
+    ("why: tail, T: [1, 31]", "why: tail, inputs: {x: unifrm(0)}, T: [1, 31]", "verify.cases[0].inputs.x", "did you mean uniform?"),
+    ("constants: {batched: false", "constants: {batched: 'false'", "constants.batched", "write false without quotes"),
+    ("lanes: [4, 8]", "lanes: [4, 'True']", "constants.lanes[1]", "write true without quotes"),
+    ("sm_90a: {threads: 128", "sm_90a: {fast: 'true', threads: 128", "targets.sm_90a.fast", "write true without quotes"),
+    ('"H % block == 0"', '"H % 0 == 0"', "checks[0].require", "H % 0 divides by zero"),
+    ('"H % block == 0"', '"ceildiv(H, 4 - 4) == 0"', "checks[0].require", "ceildiv(H, 4 - 4) divides by zero"),
+    ("packed == 0 or sf_format == 'ue8m0'", "packed == 0 or block // 0 == 1", "constraints[0].require", "block // 0 divides"),
+    ("sources: [helpers.py]", f"sources: [{'h' * 300}]", "sources[0]", "File name too long"),
+    ("source: own method", f"template: {'h' * 300}", "template", "File name too long"),
+    ("sm_90a: {threads: 128", f"sm_90a: {{template: {'h' * 300}", "targets.sm_90a.template", "File name too long"),
     ("bytes(x) + bytes(out)", "bytes(x) + bytes(outt)", "bench.bytes", "no such argument"),
 ]  # fmt: skip
 
@@ -437,3 +451,39 @@ def test_the_json_schema_describes_every_key(tmp_path: Path) -> None:
     assert schema["required"] == ["spec", "kernel", "summary", "args", "targets"]
     assert schema["additionalProperties"] is False
     assert set(schema["properties"]["args"]["additionalProperties"]["required"]) == {"role", "dtype", "shape"}
+
+
+def test_the_known_fills_are_those_there_are() -> None:
+    fills = pytest.importorskip("tkbuild.fills")
+    assert set(FILL_NAMES) == set(fills._FILLS)
+
+
+def test_folders_that_cannot_be_read_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_spec(tmp_path)
+    closed = tmp_path / "closed"
+    closed.mkdir()
+    scandir = os.scandir
+
+    def refusing(path: str) -> Any:
+        if Path(path) == closed:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    with pytest.raises(SpecError, match="closed: this folder cannot be read: Permission denied"):
+        load_specs(tmp_path)
+
+
+def test_files_of_editors_are_no_specs(tmp_path: Path) -> None:
+    write_spec(tmp_path)
+    (tmp_path / ".#cast.yaml").symlink_to("user@host.1")
+    (tmp_path / ".cast.yaml").write_text("half a")
+    assert list(load_specs(tmp_path)) == ["quant.cast"]
+
+
+def test_two_kernels_of_one_operator_are_refused(tmp_path: Path) -> None:
+    first = write_spec(tmp_path)
+    second = tmp_path / "other.yaml"
+    second.write_text(changed("kernel: quant.cast", "kernel: quant.other\ntemplate: cast.py.j2"))
+    with pytest.raises(SpecError, match=f"{second}:.* operator cast_groups is already that of {first}"):
+        load_specs(tmp_path)

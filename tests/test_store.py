@@ -138,8 +138,8 @@ def test_nothing_left_by_hand_blocks(tmp_path: Path) -> None:
 
 
 def test_staging_of_the_living_and_of_other_hosts_stays(tmp_path: Path) -> None:
-    mine = tmp_path / "tmp" / f"{store_module._owner()}-abc"
-    foreign, old = tmp_path / "tmp/0123456789abcdef-1-1-abc", tmp_path / "tmp/0123456789abcdef-2-2-abc"
+    mine = tmp_path / "tmp" / f"{store_module._owner()}-{'a' * 16}"
+    foreign, old = tmp_path / f"tmp/0123456789abcdef-1-1-{'a' * 16}", tmp_path / f"tmp/0123456789abcdef-2-2-{'a' * 16}"
     for path in (mine, foreign, old):
         path.mkdir(parents=True)
     os.utime(old, (0, 0))
@@ -354,8 +354,40 @@ def test_gc_by_size_takes_the_oldest_first(tmp_path: Path) -> None:
     assert store.gc(max_bytes=2 * one, now=1000) == []
 
 
-def test_clean_leaves_foreign_files(tmp_path: Path) -> None:
-    store, _ = _aged_store(tmp_path)
-    (tmp_path / "README.md").write_text("mine")
+def test_files_of_others_stay(tmp_path: Path) -> None:
+    store, keys = _aged_store(tmp_path)
+    store.warn = lambda text: None
+    (tmp_path / "cubins" / keys[0][:2] / keys[0] / "kernel.cubin").unlink()
+    assert store.get("cubins", keys[0]) is None
+    foreign = [
+        tmp_path / name for name in ("README.md", "tmp/precious/a", "quarantine/cubins-mine/a", "cubins/mine/a", "lowered/a")
+    ]
+    for path in foreign:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("mine")
+        os.utime(path.parent, (0, 0))
+    own = tmp_path / f"tmp/0123456789abcdef-1-1-{'a' * 16}"
+    own.mkdir()
+    put(Store(tmp_path))
+    store.gc()
+    assert [path.name for path in (tmp_path / "quarantine").iterdir()] == ["cubins-mine"], "what was set aside is gone"
+    put(Store(tmp_path))
     store.clean()
-    assert [path.name for path in tmp_path.iterdir()] == ["README.md"]
+    assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == sorted(foreign)
+    assert not own.exists()
+    assert list(store.entries()) == []
+
+
+def test_clean_leaves_nothing_of_its_own(tmp_path: Path) -> None:
+    store, _ = _aged_store(tmp_path)
+    (tmp_path / "cubins" / OTHER[:2]).mkdir(exist_ok=True)
+    (tmp_path / "cubins" / OTHER[:2] / OTHER).write_text("a file in the place of an entry")
+    store.clean()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_clean_of_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(StoreError, match="it is a file, expected a folder"):
+        Store(tmp_path / "file").clean()
+    assert (tmp_path / "file").read_text() == "mine"

@@ -156,3 +156,10 @@ def test_a_profile_that_does_not_fit_the_specs_is_refused(
 def test_run_time_sizes_do_not_multiply_variants(tmp_path: Path) -> None:
     many = changed("T: [1, 31]", "T: [1, 2, 3, 127, 128, 4096]")
     assert ids(expand(load_spec(write_spec(tmp_path, many)))) == ids(expand(load_spec(write_spec(tmp_path))))
+
+
+def test_a_profile_is_judged_without_regard_to_archs(specs: dict[str, KernelSpec]) -> None:
+    chosen = select(specs, archs=[SM100A], profile=profile(("moe.gate", "quant.cast")))
+    assert {(variant.kernel, variant.arch) for variant in chosen} == {("quant.cast", SM100A)}
+    with pytest.raises(PatternError, match=r"'moe.gate' is built for sm_90a"):
+        select(specs, ["moe.gate"], [SM100A], profile(("moe.gate", "quant.cast")))

@@ -235,6 +235,16 @@ def test_only_a_report_on_this_cubin_verifies(tmp_path: Path) -> None:
     with pytest.raises(PackageError, match="is for sm_90a, expected sm_100a"):
         load_verified(path, SM_100A)
     path.write_text("{")
+    with pytest.raises(PackageError, match=f"is no verification report.*--report {tmp_path}` .--report takes the folder"):
+        load_verified(path, SM_90A)
+
+
+@pytest.mark.parametrize(
+    "report", [None, "verified", {}, {**REPORT, "cases": "12"}, {**REPORT, "device": None}, {"state": "verified"}]
+)
+def test_malformed_reports_are_refused(tmp_path: Path, report: Any) -> None:
+    path = tmp_path / "sm_90a.json"
+    path.write_text(json.dumps({"arch": "sm_90a", "cubins": {"ab": report}}))
     with pytest.raises(PackageError, match="is no verification report"):
         load_verified(path, SM_90A)
 

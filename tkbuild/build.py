@@ -33,6 +33,8 @@ from tkbuild.toolchain import ProcessGroups, TileLangPackage, Toolchain, clean_e
 
 STEP_TIMEOUT_S = 600.0
 _IMPORT_TIMEOUT_S = 300.0
+# Waiting in the operating system takes no more than 2**31 milliseconds.
+_MAX_STEP_TIMEOUT_S = 1e6
 # What one job may need: a front end with its headers, an assembler, a share of TileLang.
 _JOB_BYTES = 1_500_000_000
 _LOG_TAIL_CHARS = 20_000
@@ -92,7 +94,7 @@ class BuildFailure:
 
 @dataclass(frozen=True)
 class BuildResult:
-    """What a build came to. hits: variants that needed nothing.  lowered, compiled: steps that were run."""
+    """What a build came to. hits: variants whose cubin was in the store.  lowered, compiled: steps that were run."""
 
     built: tuple[BuiltVariant, ...]
     failures: tuple[BuildFailure, ...]
@@ -104,11 +106,21 @@ class BuildResult:
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """How a build runs; nothing here can change its results. jobs None: as many as cores and memory allow."""
+    """How a build runs; nothing here can change its results. jobs None: as many as cores and memory allow.
+
+    Raises: ArgumentError for a time that is no time to wait.
+    """
 
     jobs: int | None = None
     step_timeout_s: float = STEP_TIMEOUT_S
     share_headers: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0 < self.step_timeout_s <= _MAX_STEP_TIMEOUT_S:  # refuses NaN as well
+            raise ArgumentError(
+                f"--timeout {self.step_timeout_s:g}: expected more than 0 and at most {_MAX_STEP_TIMEOUT_S:.0f} seconds",
+                step_timeout_s=self.step_timeout_s,
+            )
 
 
 def job_count(cores: int, memory_bytes: int, wanted: int | None) -> int:
@@ -163,29 +175,34 @@ class _Tools:
 
     def __init__(self, toolchain: Toolchain, tilelang: TileLangPackage, folder: Path, options: BuildOptions, jobs: int) -> None:
         self.groups = ProcessGroups()
-        self._folder, self._numbers, self._lock = folder, count(), threading.Lock()
-        self._lowering: ForkClient | None = None
+        self._folder, self._numbers = folder, count()
+        self._shared, self._alone = _LowerServer(folder, self.groups), _LowerServer(folder, self.groups)
+        self._retrying = threading.Lock()
         self._compiler = Compiler(toolchain, tilelang.include_dirs, folder, groups=self.groups, headers_kept=jobs)
         self._share_headers = options.share_headers
         self._timeout_s = options.step_timeout_s
 
     def lower(self, request: BuildRequest) -> dict[str, bytes]:
-        """Return the files of a lowered kernel and ``log``. Raises: LowerError, StepTimeoutError."""
+        """Return the files of a lowered kernel and ``log``; a second try if the server ends under it.
+
+        Raises: LowerError, StepTimeoutError.
+        """
+        with contextlib.suppress(ServerEndedError):
+            return self._lower_with(self._shared, request)
+        # One at a time: a kernel that ends its server again takes no other one with it.
+        with self._retrying:
+            try:
+                return self._lower_with(self._alone, request)
+            except ServerEndedError as exc:
+                raise LowerError(f"the process that lowers kernels failed twice: {exc}\n{self._worker_log()}") from exc
+
+    def _lower_with(self, server: _LowerServer, request: BuildRequest) -> dict[str, bytes]:
         folder = self._folder / f"lower-{next(self._numbers)}"
         write_lower_job(folder, request)
         try:
-            status = self._lower_client().run(folder, self._timeout_s, "lowering")
-            return read_lower_result(folder, status)
-        except ServerEndedError as exc:
-            raise LowerError(f"the process that lowers kernels failed: {exc}\n{self._worker_log()}") from exc
+            return read_lower_result(folder, server.run(folder, self._timeout_s))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-
-    def _lower_client(self) -> ForkClient:
-        with self._lock:
-            if self._lowering is None:
-                self._lowering = start_lower_worker(self._folder, self.groups)
-            return self._lowering
 
     def _worker_log(self) -> str:
         log = self._folder / "lower-worker.log"
@@ -199,9 +216,51 @@ class _Tools:
     def close(self) -> None:
         """End every process."""
         self.groups.close()
-        if self._lowering is not None:
-            self._lowering.close()
+        self._shared.close()
+        self._alone.close()
         self._compiler.close()
+
+
+class _LowerServer:
+    """A process that lowers kernels, started when it is needed and anew after it has ended. Threads may share it."""
+
+    def __init__(self, folder: Path, groups: ProcessGroups) -> None:
+        self._folder, self._groups, self._lock = folder, groups, threading.Lock()
+        self._client: ForkClient | None = None
+        self._failure: ServerEndedError | None = None
+
+    def run(self, folder: Path, timeout_s: float) -> int:
+        """Run the job in ``folder`` and return its exit status. Raises: ServerEndedError, StepTimeoutError."""
+        client = self._started()
+        try:
+            return client.run(folder, timeout_s, "lowering")
+        except ServerEndedError:
+            self._give_up(client)
+            raise
+
+    def _started(self) -> ForkClient:
+        with self._lock:
+            if self._failure is not None:  # what cannot start need not be waited for by every kernel
+                raise self._failure
+            if self._client is None:
+                try:
+                    self._client = start_lower_worker(self._folder, self._groups)
+                except ServerEndedError as exc:
+                    self._failure = exc
+                    raise
+            return self._client
+
+    def _give_up(self, client: ForkClient) -> None:
+        with self._lock:
+            if self._client is not client:  # another thread was faster
+                return
+            self._client = None
+        client.close()
+
+    def close(self) -> None:
+        """End the process."""
+        if self._client is not None:
+            self._client.close()
 
 
 def start_lower_worker(folder: Path, groups: ProcessGroups) -> ForkClient:
@@ -209,7 +268,7 @@ def start_lower_worker(folder: Path, groups: ProcessGroups) -> ForkClient:
     package_root = str(Path(__file__).resolve().parent.parent)
     env = {**clean_environment(temp_dir=folder), "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", "HOME": str(folder)}
     env |= {"PYTHONPATH": package_root, "CUDA_VISIBLE_DEVICES": "", "TILELANG_CACHE_DIR": str(folder / "tilelang-cache")}
-    with (folder / "lower-worker.log").open("wb") as log:
+    with (folder / "lower-worker.log").open("ab") as log:
         process = groups.start(
             [sys.executable, *LOWER_WORKER],
             cwd=folder,
@@ -235,14 +294,22 @@ def write_lower_job(folder: Path, request: BuildRequest) -> None:
 def read_lower_result(folder: Path, status: int) -> dict[str, bytes]:
     """Return what a job left, and its log. Raises: LowerError with the reason, or with the end of the log of a crash."""
     log = (folder / "log").read_bytes() if (folder / "log").exists() else b""
+    tail = log.decode(errors="replace")[-2000:]
     if (folder / "error.json").exists():
         raise LowerError(json.loads((folder / "error.json").read_text())["message"], log=log.decode(errors="replace"))
     if status != 0:
-        tail = log.decode(errors="replace")[-2000:]
         raise LowerError(f"lowering ended with status {status}; the end of its output:\n{tail}", status=status, log=tail)
-    facts = json.loads((folder / "launch_facts.json").read_bytes())
+    try:
+        facts, source = json.loads((folder / "launch_facts.json").read_bytes()), (folder / "kernel.cu").read_bytes()
+    except (OSError, ValueError) as exc:
+        raise LowerError(
+            "lowering ended with status 0 but left no result; the template must not end its process; "
+            f"the end of its output:\n{tail}",
+            status=status,
+            log=tail,
+        ) from exc
     plan = json.dumps(facts, sort_keys=True, indent=1).encode() + b"\n"
-    return {"kernel.cu": (folder / "kernel.cu").read_bytes(), "plan.json": plan, "log": log}
+    return {"kernel.cu": source, "plan.json": plan, "log": log}
 
 
 class _BuildRun:
@@ -257,7 +324,7 @@ class _BuildRun:
         self._failures: dict[str, BuildFailure] = {}
         self._counts = {"hit": 0, "lowered": 0, "compiled": 0}
         self._events: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._compiling: dict[str, Future[Artifact]] = {}
+        self._compiling: dict[str, Future[tuple[Artifact, str]]] = {}
         self._to_compile: list[tuple[CompileStep, BuildRequest, Artifact]] = []
         self._lock = threading.Lock()
 
@@ -360,16 +427,16 @@ class _BuildRun:
     def _compile_variant(self, step: CompileStep, request: BuildRequest, lowered: Artifact, shares: bool) -> None:
         started = time.monotonic()
         try:
-            cubin = self._compile_once(step, request, shares)
+            cubin, kind = self._compile_once(step, request, shares)
         except StoreError:
             raise
         except TkbuildError as exc:
             self._fail((request.variant,), "compile", started, exc)
             return
-        self._events.put(lambda: self._finish_variant(request, lowered, cubin, "compiled", started))
+        self._events.put(lambda: self._finish_variant(request, lowered, cubin, kind, started))
 
-    def _compile_once(self, step: CompileStep, request: BuildRequest, shares: bool) -> Artifact:
-        """Compile, or wait for another thread that compiles the same."""
+    def _compile_once(self, step: CompileStep, request: BuildRequest, shares: bool) -> tuple[Artifact, str]:
+        """Return the cubin and the kind of its event; compile, or wait for another thread that compiles the same."""
         with self._lock:
             future = self._compiling.get(step.key)
             is_mine = future is None
@@ -382,15 +449,16 @@ class _BuildRun:
                 future.set_exception(exc)
         return future.result()
 
-    def _compile(self, step: CompileStep, request: BuildRequest, shares: bool) -> Artifact:
+    def _compile(self, step: CompileStep, request: BuildRequest, shares: bool) -> tuple[Artifact, str]:
         stored = self._store.get("cubins", step.key)
         if stored is not None:
-            return stored
+            return stored, "hit"
         compiled = self._tools.compile(step, shares)
         facts = {"variants": [request.variant], "resources": compiled.resources_json(), "log": compiled.log}
         with self._lock:
             self._counts["compiled"] += 1
-        return self._store.put("cubins", step.key, fields=step.fields, facts=facts, files={"kernel.cubin": compiled.cubin})
+        files = {"kernel.cubin": compiled.cubin}
+        return self._store.put("cubins", step.key, fields=step.fields, facts=facts, files=files), "compiled"
 
     def _finish_variant(self, request: BuildRequest, lowered: Artifact, cubin: Artifact, kind: str, started: float) -> None:
         """Make the launch plan and apply the spec's limits; both are cheap and hold for stored results too."""
@@ -426,18 +494,41 @@ class _BuildRun:
         self._on_event(BuildEvent(kind, variants, time.monotonic() - started, finished, self._total, message))
 
 
-def load_built(plan: BuildPlan, store: Store) -> dict[str, BuiltVariant]:
+def load_built(
+    plan: BuildPlan, store: Store, on_misfit: Callable[[str, TkbuildError], None] | None = None
+) -> dict[str, BuiltVariant]:
     """Return by id those variants of ``plan`` that are in the store, verified; builds nothing.
 
-    Raises: LowerError for a stored kernel that does not fit its spec any more.
+    A stored kernel that does not fit its spec any more is left out. on_misfit: told its variant and the reason; without
+    it, the store's ``warn`` is told.
     """
     found = {}
     for step in plan.steps:
         for request in step.requests:
             stored = _stored(replace(step, requests=(request,)), plan.facts, store)
-            if stored:
+            if not stored:
+                continue
+            try:
                 found[request.variant] = _built_variant(*stored[0])
+            except TkbuildError as exc:
+                if on_misfit is None:
+                    store.warn(f"{request.variant} is stored but does not fit its spec: {exc}")
+                else:
+                    on_misfit(request.variant, exc)
     return found
+
+
+def needed_keys(plan: BuildPlan, store: Store) -> set[str]:
+    """Return the keys of all entries that ``plan`` makes use of, stored or not; those of cubins as far as they are known.
+
+    A cubin's key is known once its kernel is lowered. Raises: StoreError.
+    """
+    keys = {step.key for step in plan.steps}
+    for step in plan.steps:
+        lowered = store.get("lowered", step.key)
+        if lowered is not None:
+            keys |= {compile_step(lowered.files["kernel.cu"].decode(), one, plan.facts).key for one in step.requests}
+    return keys
 
 
 def _stored(step: LowerStep, facts: BuildFacts, store: Store) -> list[tuple[BuildRequest, Artifact, Artifact]] | None:

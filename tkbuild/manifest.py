@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tkbuild.errors import IntegrityError
+from tkbuild.arch import TargetArch
+from tkbuild.errors import IntegrityError, TkbuildError
 from tkbuild.signature import KernelSignature
 
 SCHEMA = 1
@@ -21,6 +22,7 @@ MANIFEST_NAME = "manifest.json"
 CHECKS_NAME = "checks.json"
 VERIFIED = "verified"
 NOT_RUN = "compiled, not run"
+_NEXT_STEP = "reinstall the kernel wheel"
 
 Json = Any
 
@@ -94,12 +96,14 @@ class Manifest:
         a variant whose cubin is no listed file.
         """
         if not isinstance(value, dict):
-            raise IntegrityError("a manifest is a JSON object")
+            raise IntegrityError(f"a manifest is a JSON object; {_NEXT_STEP}")
         _check_identity(value)
         try:
             return _manifest_from_json(value)
-        except (KeyError, TypeError, AttributeError) as exc:
-            raise IntegrityError(f"malformed manifest: {type(exc).__name__}: {exc}") from exc
+        except TkbuildError as exc:
+            raise IntegrityError(f"malformed manifest: {exc.message}; {_NEXT_STEP}", **exc.facts) from exc
+        except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as exc:
+            raise IntegrityError(f"malformed manifest: {type(exc).__name__}: {exc}; {_NEXT_STEP}") from exc
 
 
 def content_id(body: Mapping[str, Json]) -> str:
@@ -114,24 +118,26 @@ def _check_identity(value: Mapping[str, Json]) -> None:
             f"manifest schema {value.get('schema')!r}, this tkbuild reads {SCHEMA}; install tkbuild and kernels of one release"
         )
     if value.get("content_id") != content_id(value):
-        raise IntegrityError("the manifest was changed after it was written: its content_id does not match", name=value.get("name"))
+        raise IntegrityError(
+            f"the manifest was changed after it was written: its content_id does not match; {_NEXT_STEP}", name=value.get("name")
+        )
 
 
 def _manifest_from_json(value: Mapping[str, Json]) -> Manifest:
-    files = value["files"]
-    variants = tuple(_variant_from_json(item, files) for item in value["variants"])
-    kernels = {kernel: KernelSignature.from_json(kernel, item) for kernel, item in value["kernels"].items()}
+    files = {name: _object(facts) for name, facts in _object(value["files"]).items()}
+    variants = tuple(_variant_from_json(_object(item), files) for item in _list(value["variants"]))
+    kernels = {kernel: KernelSignature.from_json(kernel, item) for kernel, item in _object(value["kernels"]).items()}
     if unknown := sorted({variant.kernel for variant in variants} - set(kernels)):
         raise IntegrityError(f"variants of kernels without a signature: {', '.join(unknown)}")
     return Manifest(
         name=_text(value["name"]),
         version=_text(value["version"]),
-        arch=_text(value["arch"]),
-        toolchain=value["toolchain"],
+        arch=str(TargetArch.parse(value["arch"])),
+        toolchain={part: _text(version) for part, version in _object(value["toolchain"]).items()},
         kernels=kernels,
         variants=variants,
         files=files,
-        runtime_abi=value["runtime_abi"],
+        runtime_abi=_int(value["runtime_abi"]),
     )
 
 
@@ -142,13 +148,43 @@ def _variant_from_json(item: Mapping[str, Json], files: Mapping[str, Json]) -> V
     return VariantRecord(
         id=_text(item["id"]),
         kernel=_text(item["kernel"]),
-        axes=item["axes"],
+        axes={axis: _axis_value(chosen) for axis, chosen in _object(item["axes"]).items()},
         cubin=cubin,
         sha256=_text(files[cubin]["sha256"]),
-        plan=item["plan"],
-        resources=item["resources"],
-        verified=item["verified"],
+        plan=_object(item["plan"]),
+        resources={name: _int(used) for name, used in _object(item["resources"]).items()},
+        verified=_verified(item["verified"]),
     )
+
+
+def _verified(value: Json) -> Mapping[str, Json]:
+    if _object(value).get("state") not in (VERIFIED, NOT_RUN):
+        raise TypeError(f"expected a verified state, found {value!r}")
+    return _object(value)
+
+
+def _axis_value(value: Json) -> bool | int | str:
+    if not isinstance(value, (bool, int, str)):
+        raise TypeError(f"expected true, false, a whole number or text, found {value!r}")
+    return value
+
+
+def _object(value: Json) -> dict[str, Json]:
+    if not isinstance(value, dict):
+        raise TypeError(f"expected an object, found {value!r}")
+    return value
+
+
+def _list(value: Json) -> list[Json]:
+    if not isinstance(value, list):
+        raise TypeError(f"expected a list, found {value!r}")
+    return value
+
+
+def _int(value: Json) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"expected a whole number, found {value!r}")
+    return value
 
 
 def _text(value: Json) -> str:

@@ -17,11 +17,13 @@ from tkbuild.store import Artifact, Store, StoreWarning, check_content, make_rec
 def open_store(location: str, remote: str | None = None) -> Store:
     """Return the store at the folder ``location``; with the URL ``remote``, what it lacks comes from there and goes there.
 
-    Raises: StoreError for a URL as location, or a remote that cannot be opened.
+    An empty ``remote`` is none. Raises: StoreError for nothing or a URL as location, or a remote that cannot be opened.
     """
+    if not location.strip():
+        raise StoreError(f"--store {location!r} names no folder: give one, or leave --store out", location=location)
     if "://" in location:
         raise StoreError(f"--store {location!r} is a URL: give a folder, and the URL as --remote", location=location)
-    return Store(Path(location), None if remote is None else FsspecRemote(remote))
+    return Store(Path(location), FsspecRemote(remote) if remote else None)
 
 
 @dataclass

@@ -6,8 +6,11 @@ a name that is missing, and a value that no template uses, are errors.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
+import signal
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -20,11 +23,14 @@ from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tkbuild.arch import target_profile
-from tkbuild.errors import RenderError
+from tkbuild.errors import RenderError, StepTimeoutError
 from tkbuild.variants import Variant
 
 _DATA = ("tuning", "target")
 _MAX_SOURCE_CHARS = 2_000_000
+RENDER_TIMEOUT_S = 60.0
+# What Jinja2 itself defines, in loops, macros and blocks.
+_JINJA_NAMES = frozenset(("loop", "self", "super", "caller", "varargs", "kwargs"))
 
 
 @dataclass(frozen=True)
@@ -46,23 +52,33 @@ class RenderedSource:
 
 
 class Renderer:
-    """Renders variants; keeps compiled templates, so one of it serves a whole build. Sees files as they were when first read."""
+    """Renders variants; keeps compiled templates, so one of it serves a whole build. Sees files as they were when first read.
 
-    def __init__(self) -> None:
+    timeout_s: processor time one variant may take, in seconds. It can be limited in the main thread only.
+    """
+
+    def __init__(self, timeout_s: float = RENDER_TIMEOUT_S) -> None:
+        self._timeout_s = timeout_s
         self._folder = functools.cache(_Folder)
 
     def render(self, variant: Variant) -> RenderedSource:
         """Return the source of ``variant``.
 
         Raises: RenderError with ``template``, ``line`` and ``variant``: a missing or unused name, a value that is no literal,
-        a syntax error, an include from outside the spec's folder.
+        a syntax error, an include from outside the spec's folder. StepTimeoutError with ``template`` and ``variant``.
         """
         folder = self._folder(variant.spec.folder)
         file = variant.target.template.name
         try:
             _refuse_unused(variant, folder.used_names(file))
             template = folder.template(file)
-            text = template.render(_values(variant))
+            values = _values(variant)
+            with _time_limit(self._timeout_s):
+                text = template.render(values)
+            # After rendering, since that knows the very line of an undefined name that it meets.
+            folder.refuse_unknown(file, values)
+        except _OutOfTime as exc:
+            raise _out_of_time(self._timeout_s, variant, *_place(exc, variant, file)) from exc
         except RenderError as exc:
             raise _located(exc.message, variant, *_place(exc, variant, file)) from exc
         except jinja2.TemplateSyntaxError as exc:
@@ -80,6 +96,40 @@ class Renderer:
 def render(variant: Variant) -> RenderedSource:
     """Return the source of one ``variant``. Raises: RenderError. To render many, keep a ``Renderer``."""
     return Renderer().render(variant)
+
+
+class _OutOfTime(Exception):  # noqa: N818 - control flow inside this module, never seen outside
+    """The time limit was reached."""
+
+
+@contextlib.contextmanager
+def _time_limit(seconds: float) -> Iterator[None]:
+    """Raise ``_OutOfTime`` after ``seconds`` of the process's time; without effect in other threads than the main one."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(_signal: int, _frame: object) -> NoReturn:
+        raise _OutOfTime
+
+    before = signal.signal(signal.SIGVTALRM, stop)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
+def _out_of_time(seconds: float, variant: Variant, file: str, line: int | None) -> StepTimeoutError:
+    path = variant.spec.folder / file
+    where = f"{path}:{line}" if line else str(path)
+    return StepTimeoutError(
+        f"{where}: rendering {variant.id} was stopped after {seconds:g} s; make the template's loops shorter",
+        template=str(path),
+        line=line,
+        variant=variant.id,
+    )
 
 
 def _checked(text: str, variant: Variant, file: str) -> str:
@@ -102,7 +152,8 @@ def _file_name(exc: jinja2.TemplateSyntaxError, file: str) -> str:
 
 def _place(exc: Exception, variant: Variant, file: str) -> tuple[str, int | None]:
     """Return the template and line that ``exc`` came from: its innermost traceback entry that lies in the spec's folder."""
-    found: tuple[str, int | None] = (file, getattr(exc, "facts", {}).get("line"))
+    facts = getattr(exc, "facts", {})
+    found: tuple[str, int | None] = (facts.get("file", file), facts.get("line"))
     for frame, line in traceback.walk_tb(exc.__traceback__):
         path = Path(frame.f_code.co_filename)
         if path.parent == variant.spec.folder:
@@ -207,6 +258,8 @@ class _Folder:
         self._path = path
         self._tree = functools.cache(self._parse)
         self._used = functools.cache(self._names_in)
+        self._files = functools.cache(self._files_of)
+        self._loose = functools.cache(self._loose_names)
         self._compiled = functools.cache(self._compile)
         self._source = functools.cache(_read)
         self._environment = _Environment(
@@ -225,6 +278,24 @@ class _Folder:
     def used_names(self, name: str) -> frozenset[str]:
         """Return the names that template ``name``, or one it includes, takes from outside: ``block``, ``tuning.threads``."""
         return self._used(name)
+
+    def refuse_unknown(self, name: str, values: Mapping[str, Any]) -> None:
+        """Raise RenderError for a name that is nowhere defined: ``default(..)`` and ``is defined`` would hide a misspelling."""
+        for file, line, unknown in self._loose(name):
+            if unknown not in values:
+                message = f"{unknown!r} is undefined; the template sees {', '.join(sorted(values))}"
+                raise RenderError(message, line=line, file=file)
+
+    def _loose_names(self, name: str) -> tuple[tuple[str, int, str], ...]:
+        """Return file, line and name of what ``name`` and the templates it includes use, and none of them defines."""
+        trees = {file: self._tree(file) for file in self._files(name)}
+        known = {*_JINJA_NAMES, *(stored for tree in trees.values() for stored in _stored(tree))}
+        loose = {file: meta.find_undeclared_variables(tree) - known for file, tree in trees.items()}
+        return tuple((f, n.lineno, n.name) for f, tree in trees.items() for n in tree.find_all(nodes.Name) if n.name in loose[f])
+
+    def _files_of(self, name: str) -> tuple[str, ...]:
+        included = [other for other in meta.find_referenced_templates(self._tree(name)) if other is not None]
+        return tuple(dict.fromkeys([name, *(file for other in included for file in self._files(other))]))
 
     def _compile(self, name: str) -> jinja2.Template:
         # Jinja2's get_template would parse the file a second time.
@@ -268,6 +339,15 @@ def _refuse_raw_text(tree: nodes.Template) -> None:
         from_import = isinstance(base, nodes.Name) and base.name in imported
         if not isinstance(callee, nodes.Name) and not from_import:
             raise RenderError("only a macro can be called in a call block, and there are no filter blocks", line=node.lineno)
+
+
+def _stored(tree: nodes.Template) -> Iterator[str]:
+    """Yield the names that a template itself gives a value: by ``set``, ``for``, ``with``, macros and imports."""
+    yield from (node.name for node in tree.find_all(nodes.Name) if node.ctx != "load")
+    yield from (node.name for node in tree.find_all(nodes.Macro))
+    yield from (node.target for node in tree.find_all(nodes.Import))
+    for node in tree.find_all(nodes.FromImport):
+        yield from (name if isinstance(name, str) else name[1] for name in node.names)
 
 
 def _attributes(tree: nodes.Template) -> Iterator[str]:

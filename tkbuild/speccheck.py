@@ -39,6 +39,12 @@ _INTEGER_RANGES = {
     "int64": (INT64_MIN, INT64_MAX),
     "uint64": (0, INT64_MAX),
 }
+FILL_NAMES = (
+    *("normal", "uniform", "randint", "ties", "normal_with_specials", "random_scale", "codes", "e4m3_codes", "scales_f32"),
+    *("scales_ue8m0_words", "random_bits", "moe_scores_with_specials", "zeros", "ones"),
+)
+"""The fills of ``tkbuild.fills``, which needs torch and so cannot be asked here."""
+_DIVISIONS = ("//", "%", "ceildiv", "align")
 _FOREIGN_FLAGS = re.compile(
     r"(-arch|-gencode|-code|--gpu-|--generate-code|-o$|--output|-I|--include-path|-lineinfo|--generate-line).*"
 )
@@ -50,6 +56,8 @@ def check_spec(path: Path, given: dict[str, Any], report: Report) -> None:
     _check_names(given, report)
     _check_files(path, given, report)
     _check_targets(path, given, report)
+    for section in ("constants", "targets"):
+        _check_truth(section, given.get(section), report)
     for name, axis in _good(given, "axes"):
         _check_axis(f"axes.{name}", name, axis, names, report)
     for name, arg in _good(given, "args"):
@@ -143,6 +151,25 @@ def _check_expr(expr: Any, at: str, known: Iterable[str], names: _Names, report:
         report.add(at, f"bytes({name}): " + ("no such argument" if tensors else "tensor sizes are known in bench only"))
     for message in _misused_texts(expr.node, names):
         report.add(at, message)
+    for part in _zero_divisions(expr.node):
+        report.add(at, f"{part} divides by zero")
+
+
+def _zero_divisions(node: Node) -> Iterator[Expr]:
+    """Yield the parts of ``node`` whose divisor is zero whatever the values are."""
+    if not isinstance(node, tuple) or node[0] in ("str", "bytes"):
+        return
+    inner = [part for side in node[1:] for part in _zero_divisions(side)]
+    yield from inner
+    if node[0] in _DIVISIONS and not inner and _always_zero(node[2]):
+        yield Expr(node)
+
+
+def _always_zero(node: Node) -> bool:
+    try:
+        return Expr(node).substitute({}).constant == 0
+    except ArgumentError:  # a folded part is beyond 64 bits, which is told where the value is needed
+        return False
 
 
 def _misused_texts(node: Node, names: _Names, compared: bool = False) -> Iterator[str]:
@@ -189,9 +216,15 @@ def _check_files(path: Path, given: dict[str, Any], report: Report) -> None:
 
 
 def _check_file(folder: Path, name: Any, at: str, report: Report) -> None:
-    if not isinstance(name, str) or (folder / name).is_file():
+    if not isinstance(name, str):
         return
-    there = [file.name for file in folder.iterdir() if file.is_file()]
+    try:
+        if (folder / name).is_file():
+            return
+        there = [file.name for file in folder.iterdir() if file.is_file()]
+    except OSError as exc:
+        report.add(at, f"the file {name[:60]!r} cannot be looked for: {exc.strerror}")
+        return
     report.add(at, f"no file {name} beside the spec{nearest(name, there)}")
 
 
@@ -218,6 +251,18 @@ def _check_arch(name: str, report: Report) -> None:
         target_profile(TargetArch.parse(name))
     except ArgumentError as exc:
         report.add(f"targets.{name}", exc.message)
+
+
+def _check_truth(at: str, value: Any, report: Report) -> None:
+    """Report quoted truth values: to a template they are text, and any text counts as true."""
+    if isinstance(value, dict):
+        for name, item in value.items():
+            _check_truth(f"{at}.{name}", item, report)
+    elif isinstance(value, tuple):
+        for i, item in enumerate(value):
+            _check_truth(f"{at}[{i}]", item, report)
+    elif isinstance(value, str) and value.lower() in ("true", "false"):
+        report.add(at, f"{value!r} is text, which a template takes for true: write {value.lower()} without quotes")
 
 
 # ---- axes, arguments, scalars, dims
@@ -393,7 +438,15 @@ def _check_verify(given: dict[str, Any], names: _Names, report: Report) -> None:
                 report.add(
                     f"verify.{key}.{name}", f"no {' or '.join(allowed)} tensor{nearest(name, known)}; known: {', '.join(known)}"
                 )
+    _check_fills("verify.inputs", verify.get("inputs"), report)
     _check_cases("verify.cases", verify["cases"], names, report)
+
+
+def _check_fills(at: str, given: Any, report: Report) -> None:
+    for name, text in _items(given):
+        fill = text.partition("(")[0]
+        if fill not in FILL_NAMES:
+            report.add(f"{at}.{name}", f"unknown fill {fill!r}{nearest(fill, FILL_NAMES)}; known: {', '.join(FILL_NAMES)}")
 
 
 def _check_tensors(at: str, given: Any, roles: tuple[str, ...], names: _Names, report: Report) -> None:
@@ -417,6 +470,7 @@ def _check_cases(at: str, cases: tuple[Any, ...], names: _Names, report: Report)
         if case is BAD or not names.args:
             continue
         _check_tensors(f"{at}[{i}].inputs", case.get("inputs"), ("in", "inout"), names, report)
+        _check_fills(f"{at}[{i}].inputs", case.get("inputs"), report)
         if not case.keys() - CASE_KEYS:
             report.add(f"{at}[{i}]", "expected the values of a call: dimensions, scalars, options, axes")
         for name, value in _items({name: value for name, value in case.items() if name not in CASE_KEYS}):

@@ -6,9 +6,10 @@ merged one); tags, duplicate keys and documents that grow large by repetition ar
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
 
@@ -37,10 +38,9 @@ def load_spec(path: Path) -> KernelSpec:
 def load_specs(folder: Path) -> dict[str, KernelSpec]:
     """Return every kernel spec below ``folder`` by kernel name, in order of name.
 
-    Raises: SpecError with the problems of all files, duplicate kernels included, or if there is no spec at all.
+    Raises: SpecError with the problems of all files, duplicate kernels and operators included, or if there is no spec at
+    all, or for a folder that cannot be read.
     """
-    if not folder.is_dir():
-        raise SpecError(f"{folder}: no such folder of kernel specs", problems=())
     problems: list[Problem] = []
     specs: dict[str, KernelSpec] = {}
     for path in _spec_files(folder):
@@ -78,8 +78,16 @@ def spec_error(problems: Iterable[Problem]) -> SpecError:
 
 
 def _spec_files(folder: Path) -> list[Path]:
-    paths = (path for pattern in ("*.yaml", "*.yml") for path in folder.rglob(pattern))
-    return sorted(path for path in paths if PROFILES_FOLDER not in path.relative_to(folder).parts)
+    paths = [Path(at) / name for at, _folders, names in os.walk(folder, onerror=_refuse_folder) for name in names]
+    relative = sorted(path.relative_to(folder) for path in paths if path.suffix in (".yaml", ".yml"))
+    # Editors keep their own files, whose names start with a dot, beside the one that is being edited.
+    return [folder / path for path in relative if PROFILES_FOLDER not in path.parts and not path.name.startswith(".")]
+
+
+def _refuse_folder(exc: OSError) -> NoReturn:
+    absent = isinstance(exc, FileNotFoundError | NotADirectoryError)
+    reason = "no such folder of kernel specs" if absent else f"this folder cannot be read: {exc.strerror}"
+    raise SpecError(f"{exc.filename}: {reason}", problems=()) from exc
 
 
 def _read_spec(path: Path, report: Report) -> KernelSpec | None:
@@ -91,6 +99,9 @@ def _add(specs: dict[str, KernelSpec], spec: KernelSpec, report: Report) -> None
     first = specs.setdefault(spec.name, spec)
     if first is not spec:
         report.add("kernel", f"{spec.name} is already described by {first.path}")
+    same = [other.path for other in specs.values() if other.name != spec.name and other.signature.op == spec.signature.op]
+    if same:
+        report.add("op.name", f"the operator {spec.signature.op} is already that of {same[0]}; give one of them another op.name")
 
 
 # ---- YAML

@@ -30,7 +30,11 @@ RECORD_SCHEMA = 1
 KINDS = ("lowered", "cubins")
 _RECORD = "record.json"
 _KEY = re.compile(r"[0-9a-f]{64}")
+_SHARD = re.compile(r"[0-9a-f]{2}")
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+# The only names that a store makes, and so the only ones it removes: anything else in its folders is of someone else.
+_STAGING = re.compile(r"[0-9a-f]{16}-[0-9]+-[0-9]+-[0-9a-f]{16}")
+_QUARANTINED = re.compile(rf"({'|'.join(KINDS)})-{_KEY.pattern}-[0-9a-f]{{8}}")
 _PUBLISH_ATTEMPTS = 5
 # What a temporary folder of another host may be: after this time its writer is taken for dead.
 _FOREIGN_STAGING_S = 24 * 3600.0
@@ -182,8 +186,8 @@ class Store:
             return
         self._has_swept = True
         for path in _children(self.root / "tmp"):
-            if _is_abandoned(path):
-                shutil.rmtree(path, ignore_errors=True)
+            if _STAGING.fullmatch(path.name) and _is_abandoned(path):
+                _delete(path)
 
     def entries(self, kind: str | None = None) -> Iterator[Entry]:
         """List entries in order of kind and key; damage is not looked for."""
@@ -206,7 +210,10 @@ class Store:
 
         keep: keys that stay in any case.  older_than_s: remove entries stored longer ago.  max_bytes: remove until the
         rest, kept ones included, is no larger. Without both, everything that is not in ``keep`` goes.
+        Raises: StoreError if ``root`` is no folder, or an entry cannot be removed.
         """
+        if self.root.exists() and not self.root.is_dir():
+            raise _store_error(self.root, "empty", NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)))
         now = time.time() if now is None else now
         everything = sorted(self.entries(), key=lambda entry: (entry.stored_at, entry.key))
         total = sum(entry.bytes for entry in everything)
@@ -220,7 +227,7 @@ class Store:
                 total -= entry.bytes
         self._has_swept = False
         self._sweep_once()
-        shutil.rmtree(self.root / "quarantine", ignore_errors=True)
+        _delete_named(self.root / "quarantine", _QUARANTINED)
         return removed
 
     def _remove(self, path: Path) -> None:
@@ -233,13 +240,17 @@ class Store:
             return
         except OSError as exc:
             raise _store_error(self.root, "write", exc) from exc
-        shutil.rmtree(doomed, ignore_errors=True)
+        _delete(doomed)
 
     def clean(self) -> None:
         """Remove every entry and all that belongs to the store, but no file of someone else."""
         self.gc()
-        for name in (*KINDS, "tmp", "quarantine"):
-            shutil.rmtree(self.root / name, ignore_errors=True)
+        for kind in KINDS:
+            for shard in _children(self.root / kind):
+                if _SHARD.fullmatch(shard.name):
+                    _delete_named(shard, _KEY)
+            _remove_if_empty(self.root / kind)
+        _delete_named(self.root / "tmp", _STAGING)
 
 
 def write_entry(folder: Path, artifact: Artifact) -> None:
@@ -342,6 +353,28 @@ def _children(folder: Path) -> list[Path]:
         return sorted(folder.iterdir())
     except (FileNotFoundError, NotADirectoryError):
         return []
+
+
+def _delete(path: Path) -> None:
+    """Delete a folder with all in it, or a file or link in the place of one, as far as that is allowed."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def _delete_named(folder: Path, name: re.Pattern[str]) -> None:
+    """Delete what is called so in ``folder``, and then the folder if nothing else is in it."""
+    for path in _children(folder):
+        if name.fullmatch(path.name):
+            _delete(path)
+    _remove_if_empty(folder)
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        folder.rmdir()
 
 
 def _owner() -> str:

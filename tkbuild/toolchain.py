@@ -225,7 +225,8 @@ def install(prefix: Path | None = None, *, timeout_s: float = INSTALL_TIMEOUT_S)
             _publish(staging, prefix)
     except OSError as exc:
         raise ToolchainError(
-            f"cannot install the CUDA toolkit to {prefix}: {exc.strerror}; give another --prefix", prefix=str(prefix)
+            f"cannot install the CUDA toolkit to {prefix}: {exc.strerror}; make that folder writable, or give an installed toolkit with --cuda-home",
+            prefix=str(prefix),
         ) from exc
     return prefix
 
@@ -284,7 +285,7 @@ def _checked_root(text: str) -> Path:
         problem = "it is a dangling link" if Path(text).is_symlink() else "there is no such folder"
     if problem:
         raise ToolchainError(
-            f"--cuda-home (CUDA_HOME) {text!r} is no CUDA toolkit: {problem}; or leave it out and run `{INSTALL_COMMAND}`",
+            f"--cuda-home (TKBUILD_CUDA_HOME) {text!r} is no CUDA toolkit: {problem}; or leave it out and run `{INSTALL_COMMAND}`",
             value=text,
         )
     root = Path(text)
@@ -339,7 +340,7 @@ def _host_compiler(given: str | Path | None) -> Path:
     if found is None:
         raise ToolchainError(
             f"nvcc needs a host compiler, and {given or 'g++'} was not found; install it (Debian, Ubuntu: apt-get install g++) "
-            "or give --host-compiler",
+            "and let PATH have its folder",
             tool=str(given or "g++"),
         )
     return Path(found).absolute()

@@ -110,18 +110,22 @@ def select(
     fit the specs.
     """
     archs = tuple(archs)
-    everything = [variant for name in sorted(specs) for variant in expand(specs[name], archs)]
+    everything = [variant for name in sorted(specs) for variant in expand(specs[name])]
     admitted = _admitted(everything, specs, profile) if profile else everything
     chosen: set[Variant] = set()
     for pattern in patterns or ("*",):
-        chosen |= _matching(pattern, everything, admitted)
+        chosen |= _matching(pattern, everything, _of_archs(admitted, archs), _of_archs(everything, archs))
     return sorted(chosen)
 
 
-def _matching(pattern: str, everything: list[Variant], admitted: list[Variant]) -> set[Variant]:
-    found = {variant for variant in everything if variant.id == pattern} or _filter(pattern, admitted)
+def _of_archs(variants: list[Variant], archs: Sequence[TargetArch]) -> list[Variant]:
+    return [variant for variant in variants if variant.arch in archs] if archs else variants
+
+
+def _matching(pattern: str, everything: list[Variant], admitted: list[Variant], wanted: list[Variant]) -> set[Variant]:
+    found = {variant for variant in wanted if variant.id == pattern} or _filter(pattern, admitted)
     if not found:
-        raise PatternError(_nothing(pattern, everything), pattern=pattern)
+        raise PatternError(_nothing(pattern, everything, wanted), pattern=pattern)
     return found
 
 
@@ -142,8 +146,8 @@ def _pattern_arch(pattern: str, arch: str) -> TargetArch:
         raise PatternError(f"{pattern}: {exc.message}", pattern=pattern) from exc
 
 
-def _nothing(pattern: str, everything: list[Variant]) -> str:
-    if _filter(pattern, everything):
+def _nothing(pattern: str, everything: list[Variant], wanted: list[Variant]) -> str:
+    if _filter(pattern, wanted):
         return f"{pattern!r} selects only variants that the profile leaves out; name another profile, or a whole id"
     glob = pattern.rpartition("@")[0] or pattern
     if any(_matches(glob, variant) for variant in everything):
@@ -181,7 +185,7 @@ def _axes_admitted(variant: Variant, profile: Profile) -> bool:
 
 def _check_profile(everything: list[Variant], specs: Mapping[str, KernelSpec], profile: Profile) -> None:
     problems = [problem for kernel in profile.axes for problem in _axes_problems(kernel, specs, profile)]
-    problems += [f"kernels: {_nothing(p, everything)}" for p in profile.kernels if not _filter(p, everything)]
+    problems += [f"kernels: {_nothing(p, everything, everything)}" for p in profile.kernels if not _filter(p, everything)]
     if problems:
         raise SpecError("\n".join(f"{profile.path}: {problem}" for problem in problems), problems=tuple(problems))
 

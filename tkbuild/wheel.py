@@ -230,16 +230,28 @@ def load_verified(path: Path, arch: TargetArch) -> dict[str, Mapping[str, Json]]
     try:
         content = json.loads(path.read_text("utf-8"))
         reports: dict[str, Mapping[str, Json]] = content["cubins"]
-        reports.items()
+        for cubin, report in reports.items():
+            _check_report(cubin, report)
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
         raise PackageError(
-            f"{path} is no verification report: {exc}; run `tkbuild verify --report {path}`", path=str(path)
+            f"{path} is no verification report: {type(exc).__name__}: {exc}; run `tkbuild verify --report {path.parent}` "
+            "(--report takes the folder)",
+            path=str(path),
         ) from exc
     if content.get("arch") != str(arch):
         raise PackageError(f"{path} is for {content.get('arch')}, expected {arch}", path=str(path))
     return reports
+
+
+def _check_report(cubin: str, report: Mapping[str, Json]) -> None:
+    if not isinstance(report["state"], str):
+        raise TypeError(f"{cubin}: state is {report['state']!r}, expected text")
+    if report["state"] == VERIFIED:
+        for name, kind in (("device", str), ("driver", str), ("cases", int)):
+            if not isinstance(report[name], kind) or isinstance(report[name], bool):
+                raise TypeError(f"{cubin}: {name} is {report[name]!r}, expected {kind.__name__}")
 
 
 def wheel_files(request: WheelRequest, manifest: Manifest, cubins: Mapping[str, bytes]) -> dict[str, bytes]:

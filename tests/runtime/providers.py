@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fake_toolkit import make_cubin
+
 from tkbuild.expr import Expr
 from tkbuild.launchplan import make_launch_plan
 from tkbuild.manifest import CHECKS_NAME, MANIFEST_NAME, Manifest, VariantRecord
@@ -59,7 +61,12 @@ def cast_signature() -> KernelSignature:
 
 
 def write_provider(
-    root: Path, signature: KernelSignature, arch: str = "sm_90a", leave_out: Sequence[str] = (), **changes: Any
+    root: Path,
+    signature: KernelSignature,
+    arch: str = "sm_90a",
+    leave_out: Sequence[str] = (),
+    profiles: Any = None,
+    **changes: Any,
 ) -> Path:
     """Write a folder as `tkbuild package` does, with every combination of axis values but those of ``leave_out``."""
     root.mkdir(parents=True, exist_ok=True)
@@ -69,13 +76,16 @@ def write_provider(
         identifier = "-".join([signature.kernel, *map(str, values), arch])
         if identifier in leave_out:
             continue
-        content = b"cubin of " + identifier.encode()
+        content = make_cubin(arch) + identifier.encode()
         digest = hashlib.sha256(content).hexdigest()
         name = f"{digest[:16]}.cubin"
         (root / name).write_bytes(content)
         files[name] = {"sha256": digest, "bytes": len(content)}
         plan = make_launch_plan(signature, variant=identifier, arch=arch, axes=axes, launch_facts=FACTS)
         variants.append(VariantRecord(identifier, signature.kernel, axes, name, digest, plan))
+    checks = json.dumps({"kernels": {}, "profiles": profiles or {}}).encode()
+    (root / CHECKS_NAME).write_bytes(checks)
+    files[CHECKS_NAME] = {"sha256": hashlib.sha256(checks).hexdigest(), "bytes": len(checks)}
     manifest = Manifest(
         **{
             "name": f"tkbuild-kernels-{arch.replace('_', '')}",
@@ -89,7 +99,6 @@ def write_provider(
         }
     )
     write_json(root / MANIFEST_NAME, manifest.to_json())
-    write_json(root / CHECKS_NAME, {"kernels": {}, "profiles": {}})
     return root
 
 

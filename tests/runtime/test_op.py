@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,5 +71,8 @@ def test_older_driver_is_refused_with_both_versions(variant: InstalledVariant) -
 
 
 def test_cubin_that_is_none_is_refused_before_the_driver(variant: InstalledVariant) -> None:
-    with pytest.raises(IntegrityError):
-        load(replace(variant, id="another"))
+    content = b"no cubin"
+    (variant.root / "none.cubin").write_bytes(content)
+    record = replace(variant.record, cubin="none.cubin", sha256=hashlib.sha256(content).hexdigest())
+    with pytest.raises(IntegrityError, match=r"none\.cubin: .*; reinstall the kernel wheel"):
+        load(replace(variant, id="another", record=record))

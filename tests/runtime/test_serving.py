@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -23,7 +24,8 @@ def run_python(code: str, **env: str) -> subprocess.CompletedProcess[str]:
     """Run ``code`` in a fresh interpreter that sees this checkout and ``env``."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **env}
     command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    # From another folder: -c puts the current one first on the path.
+    return subprocess.run(command, env=environment, cwd=ROOT.anchor, capture_output=True, text=True, timeout=120, check=False)
 
 
 def lines(code: str, **env: str) -> list[str]:
@@ -154,9 +156,60 @@ def test_no_wheel_installed_says_what_to_install() -> None:
         assert "ArgumentError" in done.stdout
 
 
-def test_two_copies_on_the_path_are_one_package(kernels: Path) -> None:
-    path = os.pathsep.join([str(ROOT), str(ROOT)])
-    assert lines("import tkbuild.ops; print('fine')", TKBUILD_KERNELS=str(kernels), PYTHONPATH=path) == ["fine"]
+def test_first_of_two_copies_on_the_path_wins(kernels: Path, tmp_path: Path) -> None:
+    copies = [install(tmp_path / name) for name in ("first", "second")]
+    code = """
+        import sys, tkbuild.ops, tkbuild.runtime
+        print(len(tkbuild.runtime.kernels()["quant.cast"]))
+        print(*{module.__file__.split("/tkbuild/")[0] for name, module in sys.modules.items() if name.split(".")[0] == "tkbuild"})
+    """
+    path = os.pathsep.join(map(str, copies))
+    assert lines(code, TKBUILD_KERNELS=str(kernels), PYTHONPATH=path) == ["8", str(copies[0])]
+
+
+def install(site: Path) -> Path:
+    """Copy the package into ``site``, as an installer lays it out."""
+    shutil.copytree(ROOT / "tkbuild", site / "tkbuild", ignore=shutil.ignore_patterns("__pycache__", "*.cc", "*.h"))
+    return site
+
+
+def test_read_only_install_stays_as_it_was(tmp_path: Path) -> None:
+    site = install(tmp_path / "site")
+    write_provider(site / "kernels", cast_signature())
+    folders = [site, *(path for path in site.rglob("*") if path.is_dir())]
+    before = tree(site)
+    for path in (*site.rglob("*"), site):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    code = """
+        import tkbuild.ops, tkbuild.runtime
+        from tkbuild.runtime.__main__ import main
+        print(main(["list", "quant.*"]), main(["require", "quant.*"]))
+    """
+    try:
+        # No bytecode: root, as whom tests may run, writes it past the modes.
+        env = {"TKBUILD_KERNELS": str(site / "kernels"), "PYTHONPATH": str(site), "PYTHONDONTWRITEBYTECODE": "1"}
+        found = lines(code, **env)
+        assert tree(site) == before
+    finally:
+        for folder in folders:
+            folder.chmod(0o755)
+    assert len(found) == 8 + 2
+    assert found[-1] == "0 0"
+
+
+def tree(root: Path) -> dict[str, bytes | None]:
+    return {str(path.relative_to(root)): path.read_bytes() if path.is_file() else None for path in root.rglob("*")}
+
+
+def test_closed_or_full_stdout_ends_quietly(kernels: Path) -> None:
+    command = [sys.executable, "-W", "ignore", "-m", "tkbuild.runtime", "list"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TKBUILD_KERNELS": str(kernels)}
+    reader, writer = os.pipe()
+    os.close(reader)
+    for stdout in (writer, os.open("/dev/full", os.O_WRONLY)):
+        done = subprocess.run(command, env=environment, stdout=stdout, stderr=subprocess.PIPE, timeout=120, check=False)
+        os.close(stdout)
+        assert (done.returncode, done.stderr) == (1, b"")
 
 
 def test_driver_is_missed_only_when_it_is_needed(kernels: Path) -> None:

@@ -6,7 +6,7 @@ cd "$(dirname "$0")/../.."
 venv=$(mktemp -d)
 trap 'rm -rf "$venv"' EXIT
 "${PYTHON:-python3}" -m venv "$venv"
-"$venv/bin/python" -m pip install --quiet "${TORCH:-torch>=2.10}" --find-links dist tkbuild tkbuild-kernels-sm90a
+"$venv/bin/python" -m pip install --quiet "${TORCH:-torch>=2.10}" dist/tkbuild-*"$(uname -m)".whl dist/tkbuild_kernels_sm90a-*.whl
 cd /
 "$venv/bin/python" -m tkbuild.runtime require default --arch sm_90a
 "$venv/bin/python" -c "import tkbuild.ops, torch; print(len(dir(torch.ops.tkbuild)), 'ops')"

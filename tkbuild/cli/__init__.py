@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import importlib
+import importlib.util
 import json
+import os
 import sys
-from typing import Any
+import warnings
+from typing import Any, TextIO
 
 import click
 
-from tkbuild.errors import TkbuildError
+from tkbuild.__main__ import MISSING_EXTRA_EXIT_CODE
+from tkbuild.errors import ArgumentError, TkbuildError
 
 INTERRUPTED_EXIT_CODE = 130
+_OUTPUT_EXIT_CODE = 1
+_NEED_TORCH = ("verify", "bench")
 
 #: command -> (module, one-line help). The help stands here so that ``tkbuild --help`` imports no command.
 COMMANDS = {
@@ -30,6 +38,12 @@ COMMANDS = {
 }
 
 
+class MissingPackageError(click.ClickException):
+    """A command needs a package that is not installed."""
+
+    exit_code = MISSING_EXTRA_EXIT_CODE
+
+
 class LazyGroup(click.Group):
     """A group whose commands are imported when they are run."""
 
@@ -39,6 +53,8 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
+        if cmd_name in _NEED_TORCH and importlib.util.find_spec("torch") is None:
+            raise MissingPackageError(f"{cmd_name} needs torch: pip install 'torch>=2.10'")
         module = importlib.import_module(COMMANDS[cmd_name][0])
         command: click.Command = getattr(module, f"{cmd_name}_command")
         return command
@@ -61,18 +77,55 @@ def emit_json(value: Any) -> None:
 
 def run() -> None:
     """Run the command line; a foreseen failure prints its text and exits with the code of its kind."""
+    warnings.showwarning = _show_warning
     try:
-        main.main(standalone_mode=False)
-    except click.exceptions.Exit as exc:
-        sys.exit(exc.exit_code)
-    except click.Abort:
-        click.echo("interrupted; what was finished is in the store", err=True)
-        sys.exit(INTERRUPTED_EXIT_CODE)
+        code = _execute()
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError as exc:
+        if not _stdout_is_broken():
+            raise
+        if exc.errno != errno.EPIPE:
+            click.echo(f"error: cannot write the output: {exc.strerror}", err=True)
+        code = _OUTPUT_EXIT_CODE
+    sys.exit(code)
+
+
+def _execute() -> int:
+    try:
+        return main.main(standalone_mode=False) or 0
+    except (click.Abort, KeyboardInterrupt):
+        return _fail("KeyboardInterrupt", "interrupted; what was finished is in the store", INTERRUPTED_EXIT_CODE)
+    except MissingPackageError as exc:
+        return _fail("MissingPackageError", exc.message, exc.exit_code)
     except click.ClickException as exc:
-        exc.show()
-        sys.exit(exc.exit_code)
+        if isinstance(exc, click.UsageError) and exc.ctx is not None:
+            click.echo(exc.ctx.get_usage(), err=True)
+        return _fail(type(exc).__name__, exc.format_message(), ArgumentError.exit_code)
     except TkbuildError as exc:
-        if "--json" in sys.argv:
-            emit_json({"error": type(exc).__name__, "message": str(exc), "exit_code": exc.exit_code})
-        click.echo(f"error: {exc}", err=True)
-        sys.exit(exc.exit_code)
+        return _fail(type(exc).__name__, str(exc), exc.exit_code)
+
+
+def _fail(error: str, message: str, exit_code: int) -> int:
+    """Tell of a failure, on stdout too if the caller reads JSON there; return ``exit_code``."""
+    if "--json" in sys.argv:
+        emit_json({"error": error, "message": message, "exit_code": exit_code})
+    click.echo(f"error: {message}", err=True)
+    return exit_code
+
+
+def _show_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, file: TextIO | None = None, line: str | None = None
+) -> None:
+    click.echo(f"warning: {' '.join(str(message).split())}", err=True)
+
+
+def _stdout_is_broken() -> bool:
+    """Whether what is still to be written to stdout cannot be; if so, nothing tries it again."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
+    return False

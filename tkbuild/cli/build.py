@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -10,7 +11,7 @@ from pathlib import Path
 import click
 
 from tkbuild import toolchain
-from tkbuild.build import STEP_TIMEOUT_S, BuildEvent, BuildFailure, BuildOptions, BuildResult, build, load_built
+from tkbuild.build import STEP_TIMEOUT_S, BuildEvent, BuildFailure, BuildOptions, BuildResult, build, load_built, needed_keys
 from tkbuild.checks import KernelChecks
 from tkbuild.cli import emit_json
 from tkbuild.cli.options import (
@@ -20,7 +21,7 @@ from tkbuild.cli.options import (
     specs_option,
     store_option,
 )
-from tkbuild.errors import ArgumentError, CompileError, PackageError
+from tkbuild.errors import ArgumentError, CompileError, PackageError, TkbuildError
 from tkbuild.plan import BuildPlan, build_facts, make_plan, make_requests, shard
 from tkbuild.remote_store import open_store
 from tkbuild.specs import load_specs
@@ -29,7 +30,7 @@ from tkbuild.versions import TKBUILD_VERSION
 from tkbuild.wheel import DEFAULT_MAX_BYTES, DEFAULT_NAME, PackagedVariant, WheelRequest, load_verified, write_wheel
 
 VERIFIED_FOLDER = "verified"
-_SHARD = re.compile(r"([1-9][0-9]*)/([1-9][0-9]*)")
+_SHARD = re.compile(r"([1-9][0-9]{0,5})/([1-9][0-9]{0,5})")
 _BAR_WIDTH = 24
 
 cuda_home_option = click.option("--cuda-home", envvar="TKBUILD_CUDA_HOME", help="CUDA toolkit to use instead of the pinned one.")
@@ -61,10 +62,11 @@ def compile_command(
     as_json: bool,
 ) -> None:
     """Compile what the store lacks of the selected variants; needs no GPU."""
-    plan, parts, tilelang = _plan(selected(patterns, specs_dir, profile, archs), cuda_home)
-    if shard_text is not None:
-        plan = shard(plan, *_parse_shard(shard_text))
     options = BuildOptions(jobs=jobs, step_timeout_s=timeout)
+    part = None if shard_text is None else _parse_shard(shard_text)
+    plan, parts, tilelang = _plan(selected(patterns, specs_dir, profile, archs), cuda_home)
+    if part is not None:
+        plan = shard(plan, *part)
     result = build(plan, open_store(store, remote), parts, tilelang, options, on_event=_reporter(as_json))
     _summarise(result, as_json)
 
@@ -77,7 +79,7 @@ def _plan(variants: Sequence[Variant], cuda_home: str | None) -> tuple[BuildPlan
 def _parse_shard(text: str) -> tuple[int, int]:
     match = _SHARD.fullmatch(text)
     if match is None:
-        raise ArgumentError(f"--shard {text!r}: expected I/N, such as 1/4", shard=text)
+        raise ArgumentError(f"--shard {text!r}: expected I/N of at most six digits each, such as 1/4", shard=text)
     return int(match[1]), int(match[2])
 
 
@@ -152,11 +154,15 @@ def package_command(
     """Write one wheel per arch from the store; a variant that is not built is an error, never left out."""
     variants = selected(patterns, specs_dir, profile, archs)
     plan, parts, tilelang = _plan(variants, cuda_home)
-    built = load_built(plan, open_store(store))
+    misfits: dict[str, TkbuildError] = {}
+    built = load_built(plan, open_store(store), misfits.__setitem__)
     if missing := [variant.id for variant in variants if variant.id not in built]:
-        shown = ", ".join(missing[:8]) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
+        shown = ", ".join(f"{one} ({misfits[one]})" if one in misfits else one for one in missing[:8]) + (
+            f" and {len(missing) - 8} more" if len(missing) > 8 else ""
+        )
         raise PackageError(
-            f"{len(missing)} of {len(variants)} variants are not in the store: {shown}; run `tkbuild compile`", missing=missing
+            f"{len(missing)} of {len(variants)} variants are not in the store, or do not fit their spec: {shown}; run `tkbuild compile`",
+            missing=missing,
         )
     requests = []
     for arch in sorted({variant.arch for variant in variants}):
@@ -194,11 +200,14 @@ def gc_command(
     specs_dir: Path, store: str, cuda_home: str | None, older_than_days: float | None, max_bytes: int | None, as_json: bool
 ) -> None:
     """Remove from the store what no variant of the present specs needs."""
+    if older_than_days is not None and not 0 <= older_than_days < math.inf:
+        raise ArgumentError(f"--older-than-days {older_than_days}: expected a number from 0", older_than_days=older_than_days)
+    if max_bytes is not None and max_bytes < 0:
+        raise ArgumentError(f"--max-bytes {max_bytes}: expected 0 or more", max_bytes=max_bytes)
     opened = open_store(store)
     plan, _parts, _tilelang = _plan(select(load_specs(specs_dir)), cuda_home)
-    keep = {key for variant in load_built(plan, opened).values() for key in (variant.lower_key, variant.compile_key)}
     seconds = None if older_than_days is None else older_than_days * 86400
-    removed = opened.gc(keep=keep, older_than_s=seconds, max_bytes=max_bytes)
+    removed = opened.gc(keep=needed_keys(plan, opened), older_than_s=seconds, max_bytes=max_bytes)
     _say_removed(len(removed), sum(entry.bytes for entry in removed), as_json)
 
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from tkbuild.cli import emit_json
+from tkbuild.cli.options import json_option
 from tkbuild.errors import ArgumentError
 
 _SPEC = """\
@@ -122,8 +124,22 @@ _FILES = {
 
 @click.command("init")
 @click.argument("directory", type=click.Path(path_type=Path))
-def init_command(directory: Path) -> None:
+@json_option
+def init_command(directory: Path, as_json: bool) -> None:
     """Start a project of your own in DIRECTORY: a spec, its template, a reference and tests. Overwrites nothing."""
+    try:
+        _write_files(directory)
+    except OSError as exc:
+        raise ArgumentError(
+            f"{exc.filename or directory} cannot be written: {exc.strerror}; name another folder", directory=str(directory)
+        ) from exc
+    if as_json:
+        emit_json({"directory": str(directory), "files": list(_FILES)})
+        return
+    click.echo(f"{directory}: next, `cd {directory} && tkbuild compile --arch sm_90a`; see its README.md")
+
+
+def _write_files(directory: Path) -> None:
     existing = [name for name in _FILES if (directory / name).exists()]
     if existing:
         raise ArgumentError(f"{directory} has {', '.join(existing)} already; name a new folder", directory=str(directory))
@@ -131,4 +147,3 @@ def init_command(directory: Path) -> None:
         path = directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, "utf-8")
-    click.echo(f"{directory}: next, `cd {directory} && tkbuild compile --arch sm_90a`; see its README.md")

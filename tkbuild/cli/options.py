@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from tkbuild.arch import TargetArch
+from tkbuild.arch import TargetArch, target_profile
 from tkbuild.errors import SpecError
 from tkbuild.specs import PROFILES_FOLDER, load_profiles, load_specs
 from tkbuild.variants import Variant, select
@@ -41,8 +41,14 @@ def selection_options(command: _F) -> _F:
 
 
 def parse_archs(archs: Sequence[str]) -> tuple[TargetArch, ...]:
-    """Return the archs of repeated ``--arch``. Raises: ArgumentError with the nearest right spelling."""
-    return tuple(TargetArch.parse(arch) for arch in archs)
+    """Return the archs of repeated ``--arch``.
+
+    Raises: ArgumentError with the nearest right spelling, also for an arch that tkbuild does not compile for.
+    """
+    parsed = tuple(TargetArch.parse(arch) for arch in archs)
+    for arch in parsed:
+        target_profile(arch)
+    return parsed
 
 
 def selected(patterns: Sequence[str], specs_dir: Path, profile: str, archs: Sequence[str]) -> list[Variant]:

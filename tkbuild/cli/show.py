@@ -44,7 +44,10 @@ def explain_command(variant_id: str, specs_dir: Path, store: str, cuda_home: str
     """Show a variant's key fields, and what changed since its stored build."""
     requests = make_requests([parse_id(variant_id, load_specs(specs_dir))])
     if source:
-        click.echo(requests[0].source, nl=False)
+        if as_json:
+            emit_json({"source": requests[0].source})
+        else:
+            click.echo(requests[0].source, nl=False)
         return
     facts = build_facts(toolchain.find(cuda_home), toolchain.find_tilelang())
     explanation = explain(make_plan(requests, facts), open_store(store))
@@ -103,6 +106,10 @@ def _line(variant: str, row: dict[str, Any]) -> str:
 
 
 @click.command("schema")
-def schema_command() -> None:
+@json_option
+def schema_command(as_json: bool) -> None:
     """Print the JSON Schema of kernel specs, for editors."""
-    click.echo(json.dumps(json_schema(), indent=2))
+    if as_json:
+        emit_json(json_schema())
+    else:
+        click.echo(json.dumps(json_schema(), indent=2))

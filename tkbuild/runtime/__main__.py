@@ -1,9 +1,10 @@
-"""``python -m tkbuild.runtime list|doctor|require PROFILE|verify|bench``: the command of images that have the runtime only."""
+"""``python -m tkbuild.runtime list|doctor|require``: the command of images that have the runtime only."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from typing import Any
 
@@ -11,42 +12,61 @@ from tkbuild.errors import TkbuildError
 from tkbuild.runtime import api, health
 from tkbuild.runtime.registry import registry
 
-
-def _list(arguments: argparse.Namespace) -> int:
-    for variants in registry().variants.values():
-        for variant in variants:
-            if api.matches(variant, arguments.pattern):
-                _say(arguments, f"{variant.id}  {variant.record.verified['state']}", {"id": variant.id, **variant.record.verified})
-    return 0
+Line = tuple[str, Any]
+"""One line of output: its text, and what stands for it with --json."""
 
 
-def _doctor(arguments: argparse.Namespace) -> int:
+def _list(arguments: argparse.Namespace) -> tuple[int, list[Line]]:
+    variants = registry().all_variants() if arguments.pattern is None else api.match(arguments.pattern)
+    return 0, [(f"{v.id}  {v.record.verified['state']}", {"id": v.id, **v.record.verified}) for v in variants]
+
+
+def _doctor(_arguments: argparse.Namespace) -> tuple[int, list[Line]]:
     findings = health.examine()
-    for finding in findings:
-        _say(arguments, finding.text(), finding.to_json())
-    return 0 if all(finding.ok for finding in findings) else 1
+    return 0 if all(finding.ok for finding in findings) else 1, [(finding.text(), finding.to_json()) for finding in findings]
 
 
-def _require(arguments: argparse.Namespace) -> int:
-    patterns = health.profile_patterns(arguments.profile)
-    coverage = api.require(patterns, arguments.arch)
-    count = sum(map(len, coverage.found.values()))
-    _say(
-        arguments, f"{arguments.profile}: {count} variants installed and intact", {"profile": arguments.profile, "variants": count}
-    )
-    return 0
+def _require(arguments: argparse.Namespace) -> tuple[int, list[Line]]:
+    coverage = api.require(health.profile_patterns(arguments.profile, arguments.arch), arguments.arch)
+    count = len({one for ids in coverage.found.values() for one in ids})
+    facts = {"profile": arguments.profile, "variants": count}
+    return 0, [(f"{arguments.profile}: {count} variants installed and intact", facts)]
 
 
-def _say(arguments: argparse.Namespace, text: str, value: Any) -> None:
-    sys.stdout.write((json.dumps(value, sort_keys=True) if arguments.json else text) + "\n")
+def _write(text: str) -> bool:
+    """Write to stdout; returns whether its reader took it."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except OSError:
+        # What is left in the buffer would fail again, loudly, when the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return False
+    return True
 
 
 def main(argv: list[str]) -> int:
     """Run one command; returns its exit code."""
+    arguments = _parser().parse_args(argv)
+    try:
+        code, lines = arguments.run(arguments)
+    except TkbuildError as exc:
+        if arguments.json:
+            _write(
+                json.dumps({"error": type(exc).__name__, "message": str(exc), "exit_code": exc.exit_code}, sort_keys=True) + "\n"
+            )
+        else:
+            sys.stderr.write(f"error: {exc}\n")
+        return exc.exit_code
+    texts = [json.dumps(value, sort_keys=True) if arguments.json else text for text, value in lines]
+    return int(code) if _write("".join(f"{text}\n" for text in texts)) else int(code) or 1
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tkbuild.runtime")
     commands = parser.add_subparsers(required=True)
     listing = commands.add_parser("list", help="installed variants and whether they were verified")
-    listing.add_argument("pattern", nargs="?", default="*")
+    listing.add_argument("pattern", nargs="?", help="a glob over kernel names and variant ids; everything without it")
     listing.set_defaults(run=_list)
     doctor = commands.add_parser("doctor", help="driver, devices, launcher and kernel wheels")
     doctor.set_defaults(run=_doctor)
@@ -56,12 +76,7 @@ def main(argv: list[str]) -> int:
     require.set_defaults(run=_require)
     for command in (listing, doctor, require):
         command.add_argument("--json", action="store_true", help="one JSON object a line")
-    arguments = parser.parse_args(argv)
-    try:
-        return int(arguments.run(arguments))
-    except TkbuildError as exc:
-        sys.stderr.write(f"error: {exc}\n")
-        return exc.exit_code
+    return parser
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from tkbuild.arch import TargetArch
 from tkbuild.errors import ArgumentError, NoVariantError, PatternError
 from tkbuild.runtime import op
 from tkbuild.runtime.launcher import LaunchFunction, native
@@ -49,7 +50,7 @@ def preload(patterns: str | Iterable[str] = "*", device: int | torch.device | No
     index = torch.device("cuda", device).index if isinstance(device, int) else (device or torch.device("cuda")).index
     index = torch.cuda.current_device() if index is None else index
     capability = native().compute_capability(index)
-    matching = _match(patterns)
+    matching = match(patterns)
     fitting = [variant for variant in matching if variant.arch.runs_on(capability)]
     if not fitting:
         have = ", ".join(sorted({str(variant.arch) for variant in matching}))
@@ -68,19 +69,21 @@ def require(patterns: str | Iterable[str], arch: str | None = None) -> Coverage:
     """Check that every pattern is answered by an installed variant, of ``arch`` if given: for image builds.
 
     A pattern is a glob over kernel names and variant ids. Reads files only, and checks the bytes of every cubin that
-    matches. Raises: NoVariantError naming each pattern that nothing answers, IntegrityError.
+    matches. Raises: NoVariantError naming each pattern that nothing answers, IntegrityError, ArgumentError for a bad
+    arch, no pattern at all or an empty one.
     """
+    wanted = None if arch is None else str(TargetArch.parse(arch))
     found: dict[str, tuple[str, ...]] = {}
     missing = []
-    for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        matching = [v for v in registry().all_variants() if matches(v, pattern) and arch in (None, str(v.arch))]
+    for pattern in _pattern_list(patterns):
+        matching = [v for v in registry().all_variants() if matches(v, pattern) and wanted in (None, str(v.arch))]
         for variant in matching:
             variant.cubin()
         found[pattern] = tuple(variant.id for variant in matching)
         missing += [] if matching else [pattern]
     if missing:
         have = ", ".join(sorted(registry().variants)) or "none"
-        where = f" for {arch}" if arch else ""
+        where = f" for {wanted}" if wanted else ""
         raise NoVariantError(
             f"no installed variant{where} answers: {', '.join(missing)}; installed kernels: {have}; install the kernel wheel of your "
             "GPU, or add what is missing to the profile and build again",
@@ -89,9 +92,17 @@ def require(patterns: str | Iterable[str], arch: str | None = None) -> Coverage:
     return Coverage(found)
 
 
-def _match(patterns: str | Iterable[str]) -> list[InstalledVariant]:
+def _pattern_list(patterns: str | Iterable[str]) -> list[str]:
+    found = [patterns] if isinstance(patterns, str) else list(patterns)
+    if not found or not all(isinstance(pattern, str) and pattern for pattern in found):
+        raise ArgumentError(f"patterns are {found!r}, expected at least one and none empty, such as 'quant.*'", patterns=found)
+    return found
+
+
+def match(patterns: str | Iterable[str]) -> list[InstalledVariant]:
+    """Return the installed variants that match. Raises: PatternError for a pattern that matches none, ArgumentError."""
     result: dict[str, InstalledVariant] = {}
-    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+    for pattern in _pattern_list(patterns):
         matching = [variant for variant in registry().all_variants() if matches(variant, pattern)]
         if not matching:
             known = ", ".join(sorted(registry().variants)) or "none"

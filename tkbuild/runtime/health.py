@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,10 +9,10 @@ from typing import Any
 
 import torch
 
-from tkbuild.errors import NoVariantError, TkbuildError
-from tkbuild.manifest import CHECKS_NAME
+from tkbuild.arch import TargetArch
+from tkbuild.errors import ArgumentError, NoVariantError, TkbuildError
 from tkbuild.runtime.launcher import native
-from tkbuild.runtime.registry import registry
+from tkbuild.runtime.registry import read_profiles, registry
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ def examine() -> list[Finding]:
         _look("kernel wheels", _wheels, "pip install tkbuild-kernels-sm90a (Hopper) or tkbuild-kernels-sm100a (Blackwell)"),
     ]
     if findings[2].ok:
-        findings += [_device(index) for index in range(native().device_count())]
+        findings += [_device_or_error(index) for index in range(native().device_count())]
     return findings
 
 
@@ -60,7 +59,16 @@ def _wheels() -> str:
     providers = registry().providers
     if not providers:
         raise NoVariantError("none installed")
+    for variant in registry().all_variants():
+        variant.cubin()
     return ", ".join(f"{m.name} {m.version} ({len(m.variants)} variants for {m.arch})" for _, m in providers)
+
+
+def _device_or_error(index: int) -> Finding:
+    try:
+        return _device(index)
+    except TkbuildError as exc:
+        return Finding(f"cuda:{index}", False, str(exc))
 
 
 def _device(index: int) -> Finding:
@@ -71,17 +79,32 @@ def _device(index: int) -> Finding:
     return Finding(f"cuda:{index}", bool(fitting), found, mend)
 
 
-def profile_patterns(profile: str) -> list[str]:
+def profile_patterns(profile: str, arch: str | None = None) -> list[str]:
     """Return the patterns that ``profile`` stands for.
 
-    profile: the name of a profile that an installed wheel was built from, a file with one pattern a line, or a pattern.
+    profile: the name of a profile that installed wheels were built from (all its ids, of ``arch`` if given), a file with
+    one pattern a line, or a pattern.  Raises: ArgumentError for a profile without patterns, a file that cannot be read
+    and a bad arch, IntegrityError for a damaged checks.json.
     """
-    path = Path(profile)
-    if path.is_file():
-        lines = (line.split("#")[0].strip() for line in path.read_text("utf-8").splitlines())
-        return [line for line in lines if line]
-    for root, _manifest in registry().providers:
-        profiles = json.loads((root / CHECKS_NAME).read_text("utf-8"))["profiles"]
-        if profile in profiles:
-            return list(profiles[profile])
-    return [profile]
+    lines = _lines(Path(profile))
+    if lines is not None:
+        patterns = [text for line in lines if (text := line.split("#")[0].strip())]
+    else:
+        patterns = _installed_patterns(profile, arch)
+    if not profile or not patterns:
+        raise ArgumentError(f"profile {profile!r} names no pattern, expected at least one, such as 'quant.*'", profile=profile)
+    return patterns
+
+
+def _lines(path: Path) -> list[str] | None:
+    try:
+        return path.read_text("utf-8").splitlines() if path.is_file() else None
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ArgumentError(f"{path}: {exc}; give a readable UTF-8 file with one pattern a line", path=str(path)) from exc
+
+
+def _installed_patterns(profile: str, arch: str | None) -> list[str]:
+    wanted = None if arch is None else str(TargetArch.parse(arch))
+    providers = [(root, manifest) for root, manifest in registry().providers if wanted in (None, manifest.arch)]
+    asked = [profiles[profile] for profiles in (read_profiles(*one) for one in providers) if profile in profiles]
+    return list(dict.fromkeys(one for ids in asked for one in ids)) if asked else [profile]

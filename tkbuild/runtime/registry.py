@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from tkbuild.arch import TargetArch
+from tkbuild.elf import parse_cubin
 from tkbuild.errors import IntegrityError, PackageError
-from tkbuild.manifest import MANIFEST_NAME, RUNTIME_ABI, Manifest, VariantRecord
+from tkbuild.manifest import CHECKS_NAME, MANIFEST_NAME, RUNTIME_ABI, Manifest, VariantRecord
 from tkbuild.signature import KernelSignature
 
 ENTRY_POINT_GROUP = "tkbuild.kernels"
@@ -39,7 +40,7 @@ class InstalledVariant:
     toolkit: str
 
     def cubin(self) -> bytes:
-        """Return the cubin's bytes. Raises: IntegrityError when they are not what the manifest says."""
+        """Return the cubin's bytes. Raises: IntegrityError when bytes or arch are not what the manifest says."""
         path = self.root / self.record.cubin
         try:
             found = path.read_bytes()
@@ -51,7 +52,20 @@ class InstalledVariant:
                 f"{path}: sha256 {digest}, the manifest says {self.record.sha256}; reinstall the kernel wheel",
                 path=str(path),
             )
+        self._check_arch(path, found)
         return found
+
+    def _check_arch(self, path: Path, content: bytes) -> None:
+        try:
+            arch = parse_cubin(content).arch
+        except IntegrityError as exc:
+            raise IntegrityError(f"{path}: {exc.message}; reinstall the kernel wheel", path=str(path)) from exc
+        if arch != str(self.arch):
+            raise IntegrityError(
+                f"{path}: {self.id}: its cubin is for {arch}, the manifest says {self.arch}; reinstall the kernel wheel",
+                path=str(path),
+                variant=self.id,
+            )
 
 
 @dataclass(frozen=True)
@@ -79,7 +93,13 @@ def _development_roots(value: str) -> list[Path]:
     roots = []
     for entry in filter(None, value.split(os.pathsep)):
         root = Path(entry)
-        if not (root / MANIFEST_NAME).is_file():
+        try:
+            found = (root / MANIFEST_NAME).is_file()
+        except OSError as exc:
+            raise PackageError(
+                f"{KERNELS_VARIABLE}: {entry!r}: {exc.strerror}; name readable folders written by `tkbuild package`", root=entry
+            ) from exc
+        if not found:
             raise PackageError(
                 f"{KERNELS_VARIABLE}: {entry!r} has no {MANIFEST_NAME}; name folders written by `tkbuild package`", root=entry
             )
@@ -123,7 +143,9 @@ def read_manifest(root: Path) -> Manifest:
     path = root / MANIFEST_NAME
     try:
         manifest = Manifest.from_json(json.loads(path.read_text("utf-8")))
-    except (OSError, ValueError) as exc:
+    except IntegrityError as exc:
+        raise IntegrityError(f"{path}: {exc.message}", **{**exc.facts, "path": str(path)}) from exc
+    except (OSError, ValueError, RecursionError) as exc:
         raise IntegrityError(f"{path}: {exc}; reinstall the kernel wheel", path=str(path)) from exc
     if manifest.runtime_abi != RUNTIME_ABI:
         newer = "tkbuild" if manifest.runtime_abi > RUNTIME_ABI else manifest.name
@@ -133,6 +155,25 @@ def read_manifest(root: Path) -> Manifest:
             manifest=str(path),
         )
     return manifest
+
+
+def read_profiles(root: Path, manifest: Manifest) -> dict[str, tuple[str, ...]]:
+    """Return the ids of the variants that each profile asks of the provider in ``root``, by the profile's name.
+
+    Raises: IntegrityError if its checks.json is missing, malformed or not the file that the manifest names.
+    """
+    path = root / CHECKS_NAME
+    try:
+        content = path.read_bytes()
+        if hashlib.sha256(content).hexdigest() != manifest.files.get(CHECKS_NAME, {}).get("sha256"):
+            raise IntegrityError(f"{path}: its sha256 is not the manifest's; reinstall {manifest.name}", path=str(path))
+        profiles = json.loads(content)["profiles"]
+        found = {name: tuple(ids) for name, ids in profiles.items() if isinstance(ids, list)}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as exc:
+        raise IntegrityError(f"{path}: {exc}; reinstall {manifest.name}", path=str(path)) from exc
+    if len(found) != len(profiles) or not all(isinstance(one, str) for ids in found.values() for one in ids):
+        raise IntegrityError(f"{path}: a profile is no list of variant ids; reinstall {manifest.name}", path=str(path))
+    return found
 
 
 def _check_agreement(first: KernelSignature, other: KernelSignature, root: Path) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
-from tkbuild.errors import ArgumentError
+from tkbuild.errors import ArgumentError, PackageError
 from tkbuild.runtime.op import allocations, bind, call_axes, kernel_op
 from tkbuild.runtime.registry import registry
 from tkbuild.signature import AxisSpec, KernelSignature, ValueSpec
@@ -49,8 +49,10 @@ def _value_text(value: ValueSpec) -> str:
 def register_torch_ops() -> tuple[str, ...]:
     """Define the op of every installed kernel, once; returns their names.
 
-    The library object is kept for the life of the process, as torch wants it.
+    The library object is kept for the life of the process, as torch wants it. Raises: PackageError for two kernels with
+    one op name.
     """
+    _check_op_names(registry().signatures.values())
     library = torch.library.Library(NAMESPACE, "FRAGMENT")
     _KEPT.append(library)
     names = []
@@ -65,6 +67,18 @@ def register_torch_ops() -> tuple[str, ...]:
         op.dispatched = getattr(torch.ops.tkbuild, signature.op).default
         names.append(signature.op)
     return tuple(names)
+
+
+def _check_op_names(signatures: Iterable[KernelSignature]) -> None:
+    kernels: dict[str, str] = {}
+    for signature in signatures:
+        first = kernels.setdefault(signature.op, signature.kernel)
+        if first != signature.kernel:
+            raise PackageError(
+                f"{first} and {signature.kernel} are both torch.ops.{NAMESPACE}.{signature.op}; give one another op name and "
+                "build its kernel wheel again",
+                kernels=(first, signature.kernel),
+            )
 
 
 _KEPT: list[torch.library.Library] = []

@@ -1,0 +1,191 @@
+"""cli: what is printed, and with which code it ends, for everything that needs no toolchain and no GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from spec_text import SPEC, TEMPLATE, changed, write_spec
+
+from tkbuild import cli
+from tkbuild.cli import show
+
+VARIANT = "quant.cast-bf16-b32-f32-packed0-e64-sm_90a"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    specs = tmp_path / "kernel_specs"
+    (specs / "profiles").mkdir(parents=True)
+    (specs / "profiles/default.yaml").write_text("profile: default\nkernels: ['*']\n")
+    write_spec(specs)
+    return specs
+
+
+def ended(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    """Run the command line as a process would; return its exit code."""
+    monkeypatch.setattr(sys, "argv", ["tkbuild", *map(str, arguments)])
+    with pytest.raises(SystemExit) as caught:
+        cli.run()
+    return int(str(caught.value.code))
+
+
+def output(*arguments: object) -> str:
+    result = CliRunner().invoke(cli.main, list(map(str, arguments)), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_help_names_every_command_and_imports_none() -> None:
+    code = (
+        "import sys; from click.testing import CliRunner; from tkbuild.cli import COMMANDS, main\n"
+        "text = CliRunner().invoke(main, ['--help']).output\n"
+        "print([c for c in COMMANDS if c not in text], [m for m in sys.modules if m.startswith('tkbuild.cli.')])\n"
+    )
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert finished.stdout == "[] []\n"
+
+
+def test_every_command_has_help_and_json() -> None:
+    for command in cli.COMMANDS:
+        if command not in ("verify", "bench"):
+            assert "--json" in output(command, "--help")
+
+
+def test_list(folder: Path) -> None:
+    lines = output("list", "--specs", folder, "--arch", "sm_90a").splitlines()
+    assert VARIANT in lines
+    assert len(lines) == len(set(lines)) == 36
+    first = json.loads(output("list", "--specs", folder, "--json").splitlines()[0])
+    assert (first["id"], first["arch"], first["axes"]["block"]) == (VARIANT, "sm_90a", 32)
+
+
+def test_explain_source(folder: Path) -> None:
+    text = output("explain", VARIANT, "--specs", folder, "--source")
+    assert "THREADS, ROWS, VECTOR = 128, 4, 16" in text
+    assert json.loads(output("explain", VARIANT, "--specs", folder, "--source", "--json")) == {"source": text}
+
+
+def test_schema() -> None:
+    lines = output("schema", "--json").splitlines()
+    assert len(lines) == 1
+    assert json.loads(lines[0]) == json.loads(output("schema"))
+
+
+def test_init_starts_a_project_that_lists(tmp_path: Path) -> None:
+    made = json.loads(output("init", tmp_path / "mine", "--json"))
+    assert all((tmp_path / "mine" / name).is_file() for name in made["files"])
+    assert "mine.scale-f32-sm_100a" in output("list", "--specs", tmp_path / "mine/kernel_specs").splitlines()
+
+
+FAILURES = [
+    # (arguments after --specs FOLDER where there is one, exit code, name, telling part of the message)
+    (["list", "--profile", "nope"], 2, "SpecError", "no profile 'nope'"),
+    (["explain", VARIANT.replace("sm_90a", "sm_100a"), "--source"], 3, "RenderError", "'threds'"),
+    (["list", "--arch", "sm_90"], 12, "ArgumentError", "did you mean sm_90a?"),
+    (["list", "--arch", "sm90a"], 12, "ArgumentError", "sm_90a"),
+    (["list", "nothing.*"], 14, "PatternError", "selects nothing"),
+    (["list", "--nope"], 12, "NoSuchOption", "--nope"),
+    (["explain"], 12, "MissingParameter", "VARIANT"),
+    (["nope"], 12, "UsageError", "nope"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "code", "name", "telling"), FAILURES)
+@pytest.mark.parametrize("as_json", [False, True])
+def test_failures_have_a_code_and_a_text(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    code: int,
+    name: str,
+    telling: str,
+    as_json: bool,
+) -> None:
+    (folder / "bad.py.j2").write_text(TEMPLATE + "{{ threds | default(1) }}\n")
+    (folder / "cast.yaml").write_text(changed("sm_100a: {", "sm_100a: {template: bad.py.j2, "))
+    monkeypatch.setenv("TKBUILD_SPECS", str(folder))
+    assert ended(monkeypatch, *arguments, *(["--json"] if as_json else [])) == code
+    out, err = capsys.readouterr()
+    assert telling in err
+    assert "Traceback" not in err
+    if not as_json:
+        assert out == ""
+        return
+    (line,) = out.splitlines()
+    error = json.loads(line)
+    assert set(error) == {"error", "message", "exit_code"}
+    assert error["exit_code"] == code
+    assert name in error["error"] or name == "UsageError"
+    assert telling in error["message"]
+
+
+def test_wrong_specs_are_listed(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "cast.yaml").write_text(SPEC.replace("spec: 1", "spec: 2"))
+    assert ended(monkeypatch, "list", "--specs", folder) == 2
+    assert f"{folder}/cast.yaml:1:7: spec: expected 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("place", ["file", "file/inside", "full"])
+def test_init_where_it_cannot_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], place: str
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/README.md").touch()
+    assert ended(monkeypatch, "init", tmp_path / place) == 12
+    assert "name a" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["verify", "bench"])
+def test_without_torch_the_gpu_commands_say_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert ended(monkeypatch, command, "--json") == 20
+    out, err = capsys.readouterr()
+    assert json.loads(out)["exit_code"] == 20
+    assert "pip install 'torch" in err
+
+
+def test_an_interrupt(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(*_arguments: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(show, "selected", interrupted)
+    assert ended(monkeypatch, "list", "--specs", folder, "--json") == 130
+    out, err = capsys.readouterr()
+    assert json.loads(out)["exit_code"] == 130
+    assert "interrupted" in err
+
+
+def test_warnings_are_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def warned(*_arguments: Any) -> list[Any]:
+        warnings.warn("the store\nis damaged", UserWarning, stacklevel=1)
+        return []
+
+    monkeypatch.setattr(show, "selected", warned)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        assert ended(monkeypatch, "list", "--specs", folder) == 0
+    assert capsys.readouterr().err == "warning: the store is damaged\n"
+
+
+@pytest.mark.parametrize(("redirected", "telling"), [("| true", ""), ("> /dev/full", "error: cannot write the output: ")])
+@pytest.mark.parametrize("arguments", ["list", "list --json", "list --nope --json"])
+def test_an_output_that_takes_nothing_ends_the_command_quietly(folder: Path, redirected: str, telling: str, arguments: str) -> None:
+    command = f"sleep 0.1; {sys.executable} -m tkbuild {arguments} {redirected}"
+    finished = subprocess.run(
+        ["sh", "-c", command], capture_output=True, text=True, env={"TKBUILD_SPECS": str(folder)}, check=False
+    )
+    assert "Traceback" not in finished.stderr
+    assert "Exception ignored" not in finished.stderr
+    assert telling in finished.stderr
