@@ -273,6 +273,8 @@ def running(name: str, where: Path) -> list[int]:
 
 
 INTERRUPTED = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a runner in the background ignores it, and so would we
 import sys
 sys.path[:0] = [{tests!r}, {root!r}]
 from pathlib import Path

@@ -227,9 +227,11 @@ def test_background_child_does_not_block_the_reader() -> None:
 
 
 def test_interrupt_ends_the_whole_group(tmp_path: Path) -> None:
+    # A runner started in the background ignores SIGINT, and so do its children unless they ask for it.
     code = f"""
-import sys
+import signal
 from tkbuild.toolchain import run
+signal.signal(signal.SIGINT, signal.default_int_handler)
 run(["/bin/sh", "-c", "trap '' TERM INT; sleep 300 & echo $! > {tmp_path}/pid; wait"], timeout_s=100)
 """
     process = subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parent.parent, stderr=subprocess.DEVNULL)

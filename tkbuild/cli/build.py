@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import click
@@ -24,6 +25,7 @@ from tkbuild.cli.options import (
 from tkbuild.errors import ArgumentError, CompileError, PackageError, TkbuildError
 from tkbuild.plan import BuildPlan, build_facts, make_plan, make_requests, shard
 from tkbuild.remote_store import open_store
+from tkbuild.render import RENDER_TIMEOUT_S, Renderer
 from tkbuild.specs import load_specs
 from tkbuild.variants import Variant, select
 from tkbuild.versions import TKBUILD_VERSION
@@ -64,16 +66,24 @@ def compile_command(
     """Compile what the store lacks of the selected variants; needs no GPU."""
     options = BuildOptions(jobs=jobs, step_timeout_s=timeout)
     part = None if shard_text is None else _parse_shard(shard_text)
-    plan, parts, tilelang = _plan(selected(patterns, specs_dir, profile, archs), cuda_home)
+    renderer = Renderer(timeout_s=min(timeout, RENDER_TIMEOUT_S))
+    _variants, plan, parts, tilelang = _plan(lambda: selected(patterns, specs_dir, profile, archs), cuda_home, renderer)
     if part is not None:
         plan = shard(plan, *part)
     result = build(plan, open_store(store, remote), parts, tilelang, options, on_event=_reporter(as_json))
     _summarise(result, as_json)
 
 
-def _plan(variants: Sequence[Variant], cuda_home: str | None) -> tuple[BuildPlan, toolchain.Toolchain, toolchain.TileLangPackage]:
-    parts, tilelang = toolchain.find(cuda_home), toolchain.find_tilelang()
-    return make_plan(make_requests(variants), build_facts(parts, tilelang)), parts, tilelang
+def _plan(
+    choose: Callable[[], list[Variant]], cuda_home: str | None, renderer: Renderer | None = None
+) -> tuple[list[Variant], BuildPlan, toolchain.Toolchain, toolchain.TileLangPackage]:
+    """Choose and render variants while another thread asks the tools for their versions."""
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(lambda: (toolchain.find(cuda_home), toolchain.find_tilelang()))
+        variants = choose()
+        requests = make_requests(variants, renderer)
+        parts, tilelang = asked.result()
+    return variants, make_plan(requests, build_facts(parts, tilelang)), parts, tilelang
 
 
 def _parse_shard(text: str) -> tuple[int, int]:
@@ -132,6 +142,7 @@ def _show_failure(failure: BuildFailure, as_json: bool) -> None:
 @click.command("package")
 @selection_options
 @store_option
+@remote_option
 @cuda_home_option
 @click.option("--out", type=click.Path(path_type=Path), default=Path("dist"), show_default=True, help="Folder for the wheels.")
 @click.option("--name", default=DEFAULT_NAME, show_default=True, help="Distribution name; the arch is appended.")
@@ -144,6 +155,7 @@ def package_command(
     profile: str,
     archs: tuple[str, ...],
     store: str,
+    remote: str | None,
     cuda_home: str | None,
     out: Path,
     name: str,
@@ -152,10 +164,9 @@ def package_command(
     as_json: bool,
 ) -> None:
     """Write one wheel per arch from the store; a variant that is not built is an error, never left out."""
-    variants = selected(patterns, specs_dir, profile, archs)
-    plan, parts, tilelang = _plan(variants, cuda_home)
+    variants, plan, parts, tilelang = _plan(lambda: selected(patterns, specs_dir, profile, archs), cuda_home)
     misfits: dict[str, TkbuildError] = {}
-    built = load_built(plan, open_store(store), misfits.__setitem__)
+    built = load_built(plan, open_store(store, remote), misfits.__setitem__)
     if missing := [variant.id for variant in variants if variant.id not in built]:
         shown = ", ".join(f"{one} ({misfits[one]})" if one in misfits else one for one in missing[:8]) + (
             f" and {len(missing) - 8} more" if len(missing) > 8 else ""
@@ -205,7 +216,7 @@ def gc_command(
     if max_bytes is not None and max_bytes < 0:
         raise ArgumentError(f"--max-bytes {max_bytes}: expected 0 or more", max_bytes=max_bytes)
     opened = open_store(store)
-    plan, _parts, _tilelang = _plan(select(load_specs(specs_dir)), cuda_home)
+    _variants, plan, _parts, _tilelang = _plan(lambda: select(load_specs(specs_dir)), cuda_home)
     seconds = None if older_than_days is None else older_than_days * 86400
     removed = opened.gc(keep=needed_keys(plan, opened), older_than_s=seconds, max_bytes=max_bytes)
     _say_removed(len(removed), sum(entry.bytes for entry in removed), as_json)

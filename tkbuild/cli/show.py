@@ -14,6 +14,7 @@ from tkbuild.cli import emit_json
 from tkbuild.cli.build import VERIFIED_FOLDER, cuda_home_option
 from tkbuild.cli.options import json_option, selected, selection_options, specs_option, store_option
 from tkbuild.elf import parse_cubin
+from tkbuild.errors import TkbuildError
 from tkbuild.plan import build_facts, make_plan, make_requests
 from tkbuild.remote_store import open_store
 from tkbuild.specs import json_schema, load_specs
@@ -74,7 +75,8 @@ def inspect_command(
     """Show registers, spills, shared memory, size and verified state of built variants."""
     variants = selected(patterns, specs_dir, profile, archs)
     facts = build_facts(toolchain.find(cuda_home), toolchain.find_tilelang())
-    built = load_built(make_plan(make_requests(variants), facts), open_store(store))
+    misfits: dict[str, TkbuildError] = {}
+    built = load_built(make_plan(make_requests(variants), facts), open_store(store), misfits.__setitem__)
     verified = {
         variant.arch: load_verified(specs_dir / VERIFIED_FOLDER / f"{variant.arch}.json", variant.arch) for variant in variants
     }
@@ -84,7 +86,8 @@ def inspect_command(
         )
     for variant in variants:
         found = built.get(variant.id)
-        row = _row(found, verified[variant.arch]) if found else {"state": "not built; run `tkbuild compile`"}
+        missing = str(misfits.get(variant.id, "not built; run `tkbuild compile`"))
+        row = _row(found, verified[variant.arch]) if found else {"state": missing}
         if as_json:
             emit_json({"id": variant.id, **row})
         else:
