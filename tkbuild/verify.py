@@ -6,7 +6,6 @@ torch, apache-tvm-ffi and the wheels only.
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -16,11 +15,11 @@ import torch
 
 from tkbuild.cases import Call, GuardedTensor, complete_values, make_call, reference_function
 from tkbuild.checks import Case, CaseValue, KernelChecks, Tolerance
-from tkbuild.errors import IntegrityError, VerifyError
-from tkbuild.manifest import CHECKS_NAME, VERIFIED
+from tkbuild.errors import VerifyError
+from tkbuild.manifest import VERIFIED
 from tkbuild.runtime.launcher import native
 from tkbuild.runtime.op import load
-from tkbuild.runtime.registry import InstalledVariant, registry
+from tkbuild.runtime.registry import InstalledVariant, read_checks_file, registry
 
 _LISTED_MISMATCHES = 3
 #: Comparisons in float64 work on this many elements at a time.
@@ -57,12 +56,7 @@ def read_checks() -> dict[str, KernelChecks]:
     """Return the checks of every installed kernel. Raises: IntegrityError for a damaged or missing file."""
     found: dict[str, KernelChecks] = {}
     for root, manifest in registry().providers:
-        path = root / CHECKS_NAME
-        try:
-            content = json.loads(path.read_text("utf-8"))["kernels"]
-        except (OSError, ValueError, KeyError) as exc:
-            raise IntegrityError(f"{path}: {exc}; reinstall {manifest.name}", path=str(path)) from exc
-        for kernel, value in content.items():
+        for kernel, value in read_checks_file(root, manifest)["kernels"].items():
             found.setdefault(kernel, KernelChecks.from_json(value))
     return found
 

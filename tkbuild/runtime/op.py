@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch.compiler import is_compiling
 
-from tkbuild.elf import parse_cubin
-from tkbuild.errors import ArgumentError, IntegrityError, LaunchError, NoVariantError
+from tkbuild.errors import ArgumentError, LaunchError, NoVariantError
 from tkbuild.expr import Expr
 from tkbuild.launchplan import strides
 from tkbuild.runtime.launcher import LaunchFunction, native
@@ -191,13 +190,7 @@ def load(variant: InstalledVariant) -> LaunchFunction:
     key = f"{variant.root}/{variant.id}"
     found = _LOADED.get(key)
     if found is None:
-        content = variant.cubin()
-        if (arch := parse_cubin(content).arch) != str(variant.arch):
-            raise IntegrityError(
-                f"{variant.id}: its cubin is for {arch}, the manifest says {variant.arch}; reinstall the kernel wheel",
-                variant=variant.id,
-            )
-        found = _LOADED.setdefault(key, native().load(variant.record.plan, content))
+        found = _LOADED.setdefault(key, native().load(variant.record.plan, variant.cubin()))
     return found
 
 

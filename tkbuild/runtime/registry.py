@@ -157,23 +157,35 @@ def read_manifest(root: Path) -> Manifest:
     return manifest
 
 
-def read_profiles(root: Path, manifest: Manifest) -> dict[str, tuple[str, ...]]:
-    """Return the ids of the variants that each profile asks of the provider in ``root``, by the profile's name.
+def read_checks_file(root: Path, manifest: Manifest) -> Mapping[str, Any]:
+    """Return the content of the provider's ``checks.json``: ``kernels`` and ``profiles``.
 
-    Raises: IntegrityError if its checks.json is missing, malformed or not the file that the manifest names.
+    Raises: IntegrityError if it is missing, malformed or not the file that the manifest names.
     """
     path = root / CHECKS_NAME
     try:
         content = path.read_bytes()
-        if hashlib.sha256(content).hexdigest() != manifest.files.get(CHECKS_NAME, {}).get("sha256"):
-            raise IntegrityError(f"{path}: its sha256 is not the manifest's; reinstall {manifest.name}", path=str(path))
-        profiles = json.loads(content)["profiles"]
-        found = {name: tuple(ids) for name, ids in profiles.items() if isinstance(ids, list)}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as exc:
+        value = json.loads(content)
+    except (OSError, ValueError, RecursionError) as exc:
         raise IntegrityError(f"{path}: {exc}; reinstall {manifest.name}", path=str(path)) from exc
-    if len(found) != len(profiles) or not all(isinstance(one, str) for ids in found.values() for one in ids):
-        raise IntegrityError(f"{path}: a profile is no list of variant ids; reinstall {manifest.name}", path=str(path))
-    return found
+    if hashlib.sha256(content).hexdigest() != manifest.files.get(CHECKS_NAME, {}).get("sha256"):
+        raise IntegrityError(f"{path}: its sha256 is not the manifest's; reinstall {manifest.name}", path=str(path))
+    if not isinstance(value, dict) or not all(isinstance(value.get(part), dict) for part in ("kernels", "profiles")):
+        raise IntegrityError(f"{path}: expected an object with kernels and profiles; reinstall {manifest.name}", path=str(path))
+    return value
+
+
+def read_profiles(root: Path, manifest: Manifest) -> dict[str, tuple[str, ...]]:
+    """Return the ids of the variants that each profile asks of the provider in ``root``, by the profile's name.
+
+    Raises: IntegrityError as ``read_checks_file``, and for a profile that is no list of ids.
+    """
+    profiles = read_checks_file(root, manifest)["profiles"]
+    for ids in profiles.values():
+        if not isinstance(ids, list) or not all(isinstance(one, str) for one in ids):
+            path = root / CHECKS_NAME
+            raise IntegrityError(f"{path}: a profile is no list of variant ids; reinstall {manifest.name}", path=str(path))
+    return {name: tuple(ids) for name, ids in profiles.items()}
 
 
 def _check_agreement(first: KernelSignature, other: KernelSignature, root: Path) -> None:
