@@ -24,7 +24,10 @@ def main() -> None:
         sys.exit(MISSING_EXTRA_EXIT_CODE)
     from tkbuild.cli import run
 
-    run()
+    try:
+        run()
+    finally:
+        gc.freeze()  # what is left is freed with the process; looking for garbage in it first is the slowest part of leaving
 
 
 if __name__ == "__main__":

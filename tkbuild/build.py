@@ -295,10 +295,11 @@ def read_lower_result(folder: Path, status: int) -> dict[str, bytes]:
     """Return what a job left, and its log. Raises: LowerError with the reason, or with the end of the log of a crash."""
     log = (folder / "log").read_bytes() if (folder / "log").exists() else b""
     tail = log.decode(errors="replace")[-2000:]
-    if (folder / "error.json").exists():
-        raise LowerError(json.loads((folder / "error.json").read_text())["message"], log=log.decode(errors="replace"))
     if status != 0:
-        raise LowerError(f"lowering ended with status {status}; the end of its output:\n{tail}", status=status, log=tail)
+        reason = f"lowering ended with status {status}; the end of its output:\n{tail}"
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):  # none, or half of one: the disk was full
+            reason = json.loads((folder / "error.json").read_text())["message"]
+        raise LowerError(reason, status=status, log=tail)
     try:
         facts, source = json.loads((folder / "launch_facts.json").read_bytes()), (folder / "kernel.cu").read_bytes()
     except (OSError, ValueError) as exc:

@@ -31,7 +31,7 @@ _ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest that a zip file can say
 _FILE_MODE = 0o100644
 _LISTED_BIGGEST = 10
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
-_VERSION = re.compile(r"\d+(\.\d+)*((a|b|rc)\d+)?(\.post\d+)?(\.dev\d+)?")
+_VERSION = re.compile(r"\d+(\.\d+)*((a|b|rc)\d+)?(\.post\d+)?(\.dev\d+)?", re.ASCII)
 
 Json = Any
 
