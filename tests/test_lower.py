@@ -114,8 +114,11 @@ def test_result_does_not_depend_on_what_was_lowered_before() -> None:
     assert lowered(PLAIN) == alone
 
 
-def test_device_query_in_a_template_is_refused() -> None:
-    source = "import torch\nsms = torch.cuda.get_device_properties(0).multi_processor_count\n" + PLAIN
+@pytest.mark.parametrize(
+    "query", ["get_device_properties(0)", "is_available()", "get_device_capability()", "device_count()", "get_arch_list()"]
+)
+def test_device_query_in_a_template_is_refused(query: str) -> None:
+    source = f"import torch\nfact = torch.cuda.{query}\n" + PLAIN
     with pytest.raises(LowerError, match="asks for a property of a CUDA device"):
         lowered(source)
 

@@ -64,6 +64,7 @@ _DEVICE_QUERIES = (
     "get_device_capability",
     "get_device_name",
     "get_device_properties",
+    "is_available",
     "mem_get_info",
     "set_device",
     "synchronize",
