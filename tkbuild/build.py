@@ -9,7 +9,6 @@ import os
 import queue
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -24,7 +23,7 @@ from typing import Any
 from tkbuild.compile import CompiledKernel, Compiler, check_allowed
 from tkbuild.digest import bytes_digest
 from tkbuild.errors import ArgumentError, LowerError, StepTimeoutError, StoreError, TkbuildError
-from tkbuild.forking import ForkClient, ServerEndedError
+from tkbuild.forking import ForkClient, ServerEndedError, start_server
 from tkbuild.frontend import CannotFork, split_headers
 from tkbuild.launchplan import make_launch_plan
 from tkbuild.plan import BuildFacts, BuildPlan, BuildRequest, CompileStep, FieldChange, LowerStep, changed_fields, compile_step
@@ -268,17 +267,7 @@ def start_lower_worker(folder: Path, groups: ProcessGroups) -> ForkClient:
     package_root = str(Path(__file__).resolve().parent.parent)
     env = {**clean_environment(temp_dir=folder), "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", "HOME": str(folder)}
     env |= {"PYTHONPATH": package_root, "CUDA_VISIBLE_DEVICES": "", "TILELANG_CACHE_DIR": str(folder / "tilelang-cache")}
-    with (folder / "lower-worker.log").open("ab") as log:
-        process = groups.start(
-            [sys.executable, *LOWER_WORKER],
-            cwd=folder,
-            env=env,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            bufsize=1,
-        )
+    process = start_server(groups, [sys.executable, *LOWER_WORKER], folder, env, folder / "lower-worker.log")
     return ForkClient(process, groups, ready_timeout_s=_IMPORT_TIMEOUT_S)
 
 

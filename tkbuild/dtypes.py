@@ -29,11 +29,6 @@ class Dtype:
             raise ArgumentError(f"{self.name} has {self.bits} bits: not a whole number of bytes", dtype=self.name)
         return self.bits // 8
 
-    @property
-    def is_integral(self) -> bool:
-        """Whether values are integers or truth values, so that expressions can use them."""
-        return self.kind in ("int", "uint", "bool")
-
 
 def _torch(name: str, short: str, bits: int, kind: str) -> Dtype:
     return Dtype(name, short, bits, kind, name)

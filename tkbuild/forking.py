@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +24,23 @@ _ANSWER_TIMEOUT_S = 60.0
 
 class ServerEndedError(Exception):
     """The server ended, or did not get ready or answer in time."""
+
+
+def start_server(
+    groups: ProcessGroups, command: Sequence[str | Path], folder: Path, env: Mapping[str, str], log: Path
+) -> subprocess.Popen[str]:
+    """Start a forking server in ``folder`` with text pipes as stdin and stdout; what it says goes to the end of ``log``."""
+    with log.open("ab") as messages:
+        return groups.start(
+            command,
+            cwd=folder,
+            env=env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=messages,
+            text=True,
+            bufsize=1,
+        )
 
 
 @dataclass

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tkbuild.errors import ToolchainError
-from tkbuild.forking import ForkClient, ServerEndedError
+from tkbuild.forking import ForkClient, ServerEndedError, start_server
 from tkbuild.toolchain import ProcessGroups, run
 
 SOURCE_NAME = "kernel.cu"
@@ -130,17 +130,7 @@ class HeaderServer:
             "TKBUILD_FORK_AT": str(self._folder / "body.ii"),
             "TMPDIR": str(self._folder),
         }
-        with (self._folder / "log").open("wb") as log:
-            return self._groups.start(
-                self._steps.front_end,
-                cwd=self._folder,
-                env=env,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                bufsize=1,
-            )
+        return start_server(self._groups, self._steps.front_end, self._folder, env, self._folder / "log")
 
     def ptx(self, body: str, folder: Path, timeout_s: float) -> str:
         """Compile ``body``, the source after the headers, to ``kernel.ptx`` in its private ``folder``; return the diagnostics.

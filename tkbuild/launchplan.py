@@ -11,7 +11,6 @@ from tkbuild.signature import FACTS, ArgSpec, AxisValue, DimSpec, KernelSignatur
 
 SCHEMA = 1
 _TENSOR_MAP_EXPRS = ("dims", "strides", "box", "elem_strides")
-PROGRAMMATIC_MODES = ("off", "setting", "on")
 
 Json = Any
 

@@ -21,9 +21,6 @@ from tvm.target import Target
 
 from tkbuild.errors import LowerError
 
-#: Part of the key of every lowered kernel; raise it when this module reads the same source differently.
-LOWERING_VERSION = 1
-
 _BINARY_OPS = {
     "Add": "+",
     "Sub": "-",

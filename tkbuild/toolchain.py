@@ -172,11 +172,6 @@ class Toolchain:
         """The assembler."""
         return self.root / "bin/ptxas"
 
-    @property
-    def cuobjdump(self) -> Path:
-        """The disassembler of cubins; need not exist."""
-        return self.root / "bin/cuobjdump"
-
     def environment(self, temp_dir: Path | None = None) -> dict[str, str]:
         """Return the environment in which this toolkit's tools run."""
         return clean_environment((self.root / "bin", self.root / "nvvm/bin", self.host_compiler.parent), temp_dir)

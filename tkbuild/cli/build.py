@@ -67,14 +67,14 @@ def compile_command(
     options = BuildOptions(jobs=jobs, step_timeout_s=timeout)
     part = None if shard_text is None else _parse_shard(shard_text)
     renderer = Renderer(timeout_s=min(timeout, RENDER_TIMEOUT_S))
-    _variants, plan, parts, tilelang = _plan(lambda: selected(patterns, specs_dir, profile, archs), cuda_home, renderer)
+    _variants, plan, parts, tilelang = plan_build(lambda: selected(patterns, specs_dir, profile, archs), cuda_home, renderer)
     if part is not None:
         plan = shard(plan, *part)
     result = build(plan, open_store(store, remote), parts, tilelang, options, on_event=_reporter(as_json))
     _summarise(result, as_json)
 
 
-def _plan(
+def plan_build(
     choose: Callable[[], list[Variant]], cuda_home: str | None, renderer: Renderer | None = None
 ) -> tuple[list[Variant], BuildPlan, toolchain.Toolchain, toolchain.TileLangPackage]:
     """Choose and render variants while another thread asks the tools for their versions."""
@@ -164,7 +164,7 @@ def package_command(
     as_json: bool,
 ) -> None:
     """Write one wheel per arch from the store; a variant that is not built is an error, never left out."""
-    variants, plan, parts, tilelang = _plan(lambda: selected(patterns, specs_dir, profile, archs), cuda_home)
+    variants, plan, parts, tilelang = plan_build(lambda: selected(patterns, specs_dir, profile, archs), cuda_home)
     misfits: dict[str, TkbuildError] = {}
     built = load_built(plan, open_store(store, remote), misfits.__setitem__)
     if missing := [variant.id for variant in variants if variant.id not in built]:
@@ -216,7 +216,7 @@ def gc_command(
     if max_bytes is not None and max_bytes < 0:
         raise ArgumentError(f"--max-bytes {max_bytes}: expected 0 or more", max_bytes=max_bytes)
     opened = open_store(store)
-    _variants, plan, _parts, _tilelang = _plan(lambda: select(load_specs(specs_dir)), cuda_home)
+    _variants, plan, _parts, _tilelang = plan_build(lambda: select(load_specs(specs_dir)), cuda_home)
     seconds = None if older_than_days is None else older_than_days * 86400
     removed = opened.gc(keep=needed_keys(plan, opened), older_than_s=seconds, max_bytes=max_bytes)
     _say_removed(len(removed), sum(entry.bytes for entry in removed), as_json)

@@ -8,15 +8,14 @@ from typing import Any
 
 import click
 
-from tkbuild import toolchain
 from tkbuild.build import BuiltVariant, explain, load_built
 from tkbuild.cli import emit_json
-from tkbuild.cli.build import VERIFIED_FOLDER, cuda_home_option
+from tkbuild.cli.build import VERIFIED_FOLDER, cuda_home_option, plan_build
 from tkbuild.cli.options import json_option, selected, selection_options, specs_option, store_option
 from tkbuild.elf import parse_cubin
 from tkbuild.errors import TkbuildError
-from tkbuild.plan import build_facts, make_plan, make_requests
 from tkbuild.remote_store import open_store
+from tkbuild.render import render
 from tkbuild.specs import json_schema, load_specs
 from tkbuild.variants import parse_id
 from tkbuild.wheel import PackagedVariant, load_verified, total_resources, verified_state
@@ -43,15 +42,15 @@ def list_command(patterns: tuple[str, ...], specs_dir: Path, profile: str, archs
 @json_option
 def explain_command(variant_id: str, specs_dir: Path, store: str, cuda_home: str | None, source: bool, as_json: bool) -> None:
     """Show a variant's key fields, and what changed since its stored build."""
-    requests = make_requests([parse_id(variant_id, load_specs(specs_dir))])
     if source:
+        text = render(parse_id(variant_id, load_specs(specs_dir))).text
         if as_json:
-            emit_json({"source": requests[0].source})
+            emit_json({"source": text})
         else:
-            click.echo(requests[0].source, nl=False)
+            click.echo(text, nl=False)
         return
-    facts = build_facts(toolchain.find(cuda_home), toolchain.find_tilelang())
-    explanation = explain(make_plan(requests, facts), open_store(store))
+    _variants, plan, _parts, _tilelang = plan_build(lambda: [parse_id(variant_id, load_specs(specs_dir))], cuda_home)
+    explanation = explain(plan, open_store(store))
     if as_json:
         emit_json(explanation.to_json())
     else:
@@ -73,10 +72,9 @@ def inspect_command(
     as_json: bool,
 ) -> None:
     """Show registers, spills, shared memory, size and verified state of built variants."""
-    variants = selected(patterns, specs_dir, profile, archs)
-    facts = build_facts(toolchain.find(cuda_home), toolchain.find_tilelang())
+    variants, plan, _parts, _tilelang = plan_build(lambda: selected(patterns, specs_dir, profile, archs), cuda_home)
     misfits: dict[str, TkbuildError] = {}
-    built = load_built(make_plan(make_requests(variants), facts), open_store(store), misfits.__setitem__)
+    built = load_built(plan, open_store(store), misfits.__setitem__)
     verified = {
         variant.arch: load_verified(specs_dir / VERIFIED_FOLDER / f"{variant.arch}.json", variant.arch) for variant in variants
     }

@@ -110,7 +110,8 @@ class KernelOp:
 
     def _dispatch(self, tensors: tuple[Any, ...], values: tuple[Any, ...], outs: tuple[torch.Tensor, ...] | None) -> Result:
         """Call the op in ``torch.ops``, which tracing, fake tensors and tensor subclasses understand."""
-        assert self.dispatched is not None, "ops are registered when tkbuild.ops is imported"
+        if self.dispatched is None:
+            raise NoVariantError(_not_installed(self.kernel), kernel=self.kernel)
         keywords = dict(zip(self.keywords, values, strict=True))
         for name in self.dtype_keywords:
             keywords[name] = getattr(torch, keywords[name])
