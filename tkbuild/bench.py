@@ -10,7 +10,7 @@ import functools
 import importlib
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from types import ModuleType
 from typing import Any
@@ -20,6 +20,7 @@ import torch
 from tkbuild.cases import Call, make_call
 from tkbuild.checks import Bench, CaseValue
 from tkbuild.errors import ArgumentError
+from tkbuild.peers import Thunk, peer_thunk
 from tkbuild.runtime.op import kernel_op
 from tkbuild.runtime.registry import InstalledVariant, registry
 from tkbuild.verify import applicable_calls, read_checks
@@ -33,8 +34,6 @@ _MIN_CALLS_PER_GRAPH = 24
 _REPLAYS = 15
 _HOST_CALLS = 300
 _HOST_ROUNDS = 7
-
-Thunk = Callable[[], Any]
 
 
 @dataclass(frozen=True)
@@ -79,32 +78,30 @@ def bench(
     peer_api = _peer_module(peer)
     checks = read_checks()
     for variant in variants:
-        workloads = checks[variant.kernel].bench
-        for values in _workloads(variant, workloads):
-            assert workloads is not None
-            on_measurement(_measure(variant, workloads, values, device, peer, peer_api))
-
-
-def _workloads(variant: InstalledVariant, workloads: Bench | None) -> Iterator[dict[str, CaseValue]]:
-    if workloads is not None:
-        yield from (values for _case, values in applicable_calls(variant, workloads.workloads, large=True))
+        found = checks[variant.kernel]
+        if found.bench is None:
+            continue
+        for case, values in applicable_calls(variant, found.bench.workloads, large=True):
+            fills = {**(found.verify.inputs if found.verify else {}), **(case.inputs or {})}
+            on_measurement(_measure(variant, found.bench, values, fills, device, peer, peer_api))
 
 
 def _measure(
     variant: InstalledVariant,
     workloads: Bench,
     values: dict[str, CaseValue],
+    fills: Mapping[str, Any],
     device: torch.device,
     peer: str | None,
     peer_api: ModuleType | None,
 ) -> Measurement:
     generator = torch.Generator(device).manual_seed(1)
     signature = registry().signatures[variant.kernel]
-    first = make_call(signature, values, {}, generator)
+    first = make_call(signature, values, fills, generator)
     sizes = first.tensor_bytes()
     moved = _moved_bytes(workloads, first, sizes)
     sets = max(2, min(_MAX_SETS, _ROTATION_BYTES // max(1, sum(sizes.values())) + 1))
-    calls = [first, *(make_call(signature, values, {}, generator) for _ in range(sets - 1))]
+    calls = [first, *(make_call(signature, values, fills, generator) for _ in range(sets - 1))]
     ours = [_our_thunk(variant.kernel, call) for call in calls]
     theirs = [] if peer is None or peer_api is None else [t for call in calls if (t := peer_thunk(variant.kernel, peer_api, call))]
     device_us = device_time_us(ours, device)
@@ -206,7 +203,7 @@ def copy_time_us(moved_bytes: int, sets: int, device: torch.device) -> float:
 
 def _our_thunk(kernel: str, call: Call) -> Thunk:
     public = peer_thunk(kernel, importlib.import_module("tkbuild.ops"), call)
-    return public or functools.partial(kernel_op(kernel), tuple(t.view for t in call.inputs), call.static, call.scalars)
+    return public or functools.partial(kernel_op(kernel), call.input_views, call.static, call.scalars)
 
 
 def _peer_module(peer: str | None) -> ModuleType | None:
@@ -218,64 +215,3 @@ def _peer_module(peer: str | None) -> ModuleType | None:
         return importlib.import_module(peer)
     except ImportError as exc:
         raise ArgumentError(f"the peer {peer} cannot be imported: {exc}; put its folder on PYTHONPATH", peer=peer) from exc
-
-
-def peer_thunk(kernel: str, api: ModuleType, call: Call) -> Thunk | None:
-    """Return the call of ``kernel`` through the names of ``api``, which is `tkbuild.ops` or a package it stands in for.
-
-    None where ``api`` has no such function, or one that does not take the call's values.
-    """
-    make = _TORCH_CALLS.get(kernel) if api.__name__ == "torch" else _PUBLIC_CALLS.get(kernel)
-    if make is None:
-        return None
-    try:
-        thunk = make(api, [tensor.view for tensor in call.inputs], call.values)
-    except AttributeError:
-        return None
-    return thunk
-
-
-def _per_token_cast(api: Any, tensors: list[torch.Tensor], values: Mapping[str, Any]) -> Thunk:
-    packed = values["sf_format"] == "ue8m0"
-    return functools.partial(
-        api.quant.per_token_cast,
-        tensors[0],
-        "e4m3",
-        values["block"],
-        use_tma_aligned_col_major_sf=bool(values["col_major"]),
-        round_sf=packed or bool(values["round_sf"]),
-        use_packed_ue8m0=packed,
-    )
-
-
-def _cast_back(api: Any, tensors: list[torch.Tensor], values: Mapping[str, Any]) -> Thunk:
-    fmt = {"bfloat16": "bf16", "float32": "fp32"}[values["out_dtype"]]
-    return functools.partial(api.quant.cast_back, (tensors[0], tensors[1]), fmt, (values["bm"], values["bk"]))
-
-
-def _sinkhorn(api: Any, tensors: list[torch.Tensor], values: Mapping[str, Any]) -> Thunk:
-    out = torch.empty_like(tensors[0])
-    return functools.partial(api.mhc.mhc_sinkhorn_fwd, tensors[0], out, values["repeat"], values["eps"])
-
-
-def _sinkhorn_bwd(api: Any, tensors: list[torch.Tensor], values: Mapping[str, Any]) -> Thunk:
-    out = torch.empty_like(tensors[0])
-    return functools.partial(api.mhc.mhc_sinkhorn_bwd, tensors[0], tensors[1], out, values["repeat"], values["eps"])
-
-
-_PUBLIC_CALLS: dict[str, Callable[[Any, list[torch.Tensor], Mapping[str, Any]], Thunk]] = {
-    "transpose.transpose": lambda api, t, v: functools.partial(api.transpose.transpose, t[0]),
-    "transpose.batched_transpose": lambda api, t, v: functools.partial(api.transpose.batched_transpose, t[0]),
-    "quant.per_token_cast": _per_token_cast,
-    "quant.cast_back": _cast_back,
-    "moe.topk_gate": lambda api, t, v: functools.partial(api.moe.topk_gate, t[0], v["num_topk"]),
-    "engram.fused_weight": lambda api, t, v: functools.partial(api.engram.fused_weight, t[0], t[1]),
-    "engram.grad_w_reduce": lambda api, t, v: functools.partial(api.engram.grad_w_reduce, *t),
-    "mhc.sinkhorn": _sinkhorn,
-    "mhc.sinkhorn_bwd": _sinkhorn_bwd,
-}
-_TORCH_CALLS: dict[str, Callable[[Any, list[torch.Tensor], Mapping[str, Any]], Thunk]] = {
-    "examples.gemm_bf16": lambda api, t, v: functools.partial(api.mm, t[0], t[1].T),
-    "transpose.transpose": lambda api, t, v: lambda: t[0].T.contiguous(),
-    "transpose.batched_transpose": lambda api, t, v: lambda: t[0].transpose(1, 2).contiguous(),
-}

@@ -54,7 +54,7 @@ class Call:
 
     signature: KernelSignature
     values: Mapping[str, CaseValue]
-    inputs: tuple[GuardedTensor, ...]
+    inputs: tuple[GuardedTensor | None, ...]
     outputs: tuple[GuardedTensor, ...]
 
     @property
@@ -78,7 +78,20 @@ class Call:
     def tensor_bytes(self) -> dict[str, int]:
         """The size of every tensor by name, in bytes of its elements."""
         names = [arg.name for arg in self.signature.args]
-        return {name: t.view.numel() * t.view.element_size() for name, t in zip(names, (*self.inputs, *self.outputs), strict=True)}
+        return {name: 0 if t is None else t.view.nbytes for name, t in zip(names, self.tensors, strict=True)}
+
+    @property
+    def tensors(self) -> tuple[GuardedTensor | None, ...]:
+        """Inputs and outputs in the spec's order; None for an optional argument that is left out."""
+        return (*self.inputs, *self.outputs)
+
+    @property
+    def views(self) -> tuple[torch.Tensor | None, ...]:
+        return tuple(None if tensor is None else tensor.view for tensor in self.tensors)
+
+    @property
+    def input_views(self) -> tuple[torch.Tensor | None, ...]:
+        return self.views[: len(self.inputs)]
 
 
 def complete_values(
@@ -112,8 +125,9 @@ def make_call(
     signature: KernelSignature, values: Mapping[str, CaseValue], fills: Mapping[str, Any], generator: torch.Generator
 ) -> Call:
     """Return a call with freshly drawn inputs and poisoned outputs on the generator's device."""
-    inputs: list[GuardedTensor] = []
+    inputs: list[GuardedTensor | None] = []
     outputs: list[GuardedTensor] = []
+    drawn: dict[str, torch.Tensor] = {}
     axes = {axis.name: cast("AxisValue", values[axis.name]) for axis in signature.axes}
     for arg in signature.args:
         size = tuple(int(expr.evaluate(values)) for expr in arg.shape)
@@ -122,10 +136,17 @@ def make_call(
         elems = max(elems, _span(size, stride))
         dtype = getattr(torch, arg.dtype.resolve(axes))
         tensor = GuardedTensor.poisoned(size, stride, elems, dtype, generator.device)
-        if arg.role in ("in", "inout"):
+        if arg.role == "out":
+            outputs.append(tensor)
+            continue
+        if arg.role != "workspace":
             text = str(fills.get(arg.name, _FLOAT_FILL if dtype.is_floating_point else _INTEGER_FILL))
-            tensor.view.copy_(fill(text, Draw(size, dtype, generator)))
-        (outputs if arg.role == "out" else inputs).append(tensor)
+            filled = fill(text, Draw(size, dtype, generator), values, drawn)
+            if filled is None:
+                inputs.append(None)
+                continue
+            drawn[arg.name] = tensor.view.copy_(filled)
+        inputs.append(tensor)
     return Call(signature, values, tuple(inputs), tuple(outputs))
 
 

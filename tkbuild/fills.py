@@ -1,26 +1,37 @@
-"""Random values for the tensors of verify and bench cases, by name: ``normal``, ``uniform(-1, 1)``, ``randint(0, 8)``.
+"""Random values for the tensors of verify and bench cases, by name: ``normal``, ``uniform(-1, 1)``, ``inverse_of(ids)``.
 
-Every fill draws in float32 or integers on the tensor's device from the generator it is given, and converts once.
+An argument is a number, an expression over the call's values (``randint(-1, T * k)``) or the name of an argument that is
+already filled. Every fill draws in float32 or integers on the tensor's device from the generator it is given, and converts
+once. ``none`` leaves an optional argument out.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from tkbuild.errors import ArgumentError
+from tkbuild.expr import Expr
 
-_CALL = re.compile(r"(?P<name>[a-z][a-z0-9_]*)(?:\((?P<args>[^()]*)\))?", re.ASCII)
+_CALL = re.compile(r"(?P<name>[a-z][a-z0-9_]*)(?:\((?P<args>.*)\))?", re.ASCII)
+_NO_TENSOR = "none"
 _SPECIAL_VALUES = (float("nan"), float("inf"), float("-inf"), 0.0, -0.0, 448.0, 464.0, -464.0, 1e-42)
 _SPECIAL_ROWS = 220
 _SPECIAL_SHARE = 1 / 64
+_EMPTY_SHARE = 1 / 8
 #: Exponents drawn by ``random_scale``: the range in which a scaled normal number stays finite in float32.
 _MIN_EXPONENT, _MAX_EXPONENT = -110, 126
 _F32_MAX = torch.finfo(torch.float32).max
+
+
+#: Numbers and tensors; a fill that is given the wrong kind raises what the caller turns into its error.
+FillArgument = Any
+Args = Sequence[FillArgument]
 
 
 @dataclass(frozen=True)
@@ -46,23 +57,49 @@ class Draw:
         return torch.randint(low, high, self.shape, generator=self.generator, device=self.device)
 
 
-def fill(text: str, draw: Draw) -> torch.Tensor:
-    """Return a contiguous tensor of ``draw.shape`` and ``draw.dtype``, filled as ``text`` says.
+def fill(
+    text: str, draw: Draw, values: Mapping[str, Any] | None = None, drawn: Mapping[str, torch.Tensor] | None = None
+) -> torch.Tensor | None:
+    """Return a contiguous tensor of ``draw.shape`` and ``draw.dtype``, filled as ``text`` says; None for the fill ``none``.
 
+    values: what expressions in ``text`` may name.  drawn: the arguments filled so far, by name.
     Raises: ArgumentError for an unknown fill or wrong arguments, naming what there is.
     """
+    if text == _NO_TENSOR:
+        return None
     match = _CALL.fullmatch(text.replace(" ", ""))
     function = _FILLS.get(match["name"]) if match else None
     if match is None or function is None:
         raise ArgumentError(f"unknown fill {text!r}; there are: {', '.join(sorted(_FILLS))}", fill=text)
     try:
-        values = function(draw, [float(arg) for arg in (match["args"] or "").split(",") if arg])
-    except (IndexError, ValueError) as exc:
-        raise ArgumentError(f"fill {text!r}: wrong arguments; uniform(low, high), randint(low, high)", fill=text) from exc
-    return values if values.dtype == draw.dtype else values.to(draw.dtype)
+        args = [_argument(arg, values or {}, drawn or {}) for arg in _split(match["args"] or "")]
+        result = function(draw, args)
+    except (IndexError, ValueError, TypeError, AttributeError) as exc:
+        raise ArgumentError(f"fill {text!r}: wrong arguments ({exc}); uniform(low, high), randint(low, high)", fill=text) from exc
+    return result if result.dtype == draw.dtype else result.to(draw.dtype)
 
 
-def _with_specials(draw: Draw, _args: Sequence[float]) -> torch.Tensor:
+def _split(args: str) -> Iterator[str]:
+    """Yield the arguments in ``args``; commas inside parentheses belong to one argument."""
+    start = depth = 0
+    for position, character in enumerate(args + ","):
+        depth += (character == "(") - (character == ")")
+        if character == "," and depth == 0:
+            if position > start:
+                yield args[start:position]
+            start = position + 1
+
+
+def _argument(text: str, values: Mapping[str, Any], drawn: Mapping[str, torch.Tensor]) -> FillArgument:
+    if text in drawn:
+        return drawn[text]
+    try:
+        return float(text)
+    except ValueError:
+        return float(Expr.parse(text).evaluate(values))
+
+
+def _with_specials(draw: Draw, _args: Args) -> torch.Tensor:
     """Normal numbers, some replaced by NaN, infinities, zeros and range ends; the first row all zero, the last all NaN."""
     values = draw.normal()
     special = torch.tensor(_SPECIAL_VALUES, device=draw.device)
@@ -75,30 +112,30 @@ def _with_specials(draw: Draw, _args: Sequence[float]) -> torch.Tensor:
     return values
 
 
-def _random_scale(draw: Draw, _args: Sequence[float]) -> torch.Tensor:
+def _random_scale(draw: Draw, _args: Args) -> torch.Tensor:
     """Normal numbers times 2**u with integer u, so that groups differ widely in magnitude."""
     exponent = draw.integers(_MIN_EXPONENT, _MAX_EXPONENT + 1).float()
     return (draw.normal() * torch.exp2(exponent)).clamp(-_F32_MAX / 8, _F32_MAX / 8)
 
 
-def _codes(draw: Draw, _args: Sequence[float]) -> torch.Tensor:
+def _codes(draw: Draw, _args: Args) -> torch.Tensor:
     """Every bit pattern of an 8-bit format, NaN included."""
     return draw.integers(0, 256).to(torch.uint8).view(draw.dtype)
 
 
-def _scale_words(draw: Draw, _args: Sequence[float]) -> torch.Tensor:
+def _scale_words(draw: Draw, _args: Args) -> torch.Tensor:
     """32-bit words of four random ue8m0 bytes."""
     return draw.integers(-(2**31), 2**31).to(torch.int32)
 
 
-def _random_bits(draw: Draw, _args: Sequence[float]) -> torch.Tensor:
+def _random_bits(draw: Draw, _args: Args) -> torch.Tensor:
     """Every bit pattern of the dtype, NaN payloads and denormals included."""
     size = (math.prod(draw.shape) * draw.dtype.itemsize,)
     drawn = torch.randint(0, 256, size, generator=draw.generator, device=draw.device, dtype=torch.uint8)
     return drawn.view(draw.dtype).view(draw.shape)
 
 
-def _gate_scores(draw: Draw, _args: Sequence[float]) -> torch.Tensor:
+def _gate_scores(draw: Draw, _args: Args) -> torch.Tensor:
     """Scores whose rows cycle through what serving meets: NaN of all kinds, infinities, ties, zeros of both signs, denormals."""
     scores = draw.normal()
     nan, inf = float("nan"), float("inf")
@@ -121,11 +158,42 @@ def _gate_scores(draw: Draw, _args: Sequence[float]) -> torch.Tensor:
     return scores
 
 
-def _constant(value: float) -> Callable[[Draw, Sequence[float]], torch.Tensor]:
+def _slots(draw: Draw, args: Args) -> torch.Tensor:
+    """Different numbers below ``args[0]`` in random order, -1 in about an eighth of the places and where they run out."""
+    count, size = int(args[0]), math.prod(draw.shape)
+    order = torch.randperm(max(count, size), generator=draw.generator, device=draw.device)[:size]
+    empty = torch.rand((size,), generator=draw.generator, device=draw.device) < _EMPTY_SHARE
+    return torch.where((order >= count) | empty, -1, order).view(draw.shape)
+
+
+def _where_valid(draw: Draw, args: Args) -> torch.Tensor:
+    """Integers in [args[1], args[2]) where the tensor ``args[0]`` of the same shape is not negative, -1 elsewhere."""
+    return torch.where(args[0] < 0, -1, draw.integers(int(args[1]), int(args[2])))
+
+
+def _inverse_of(draw: Draw, args: Args) -> torch.Tensor:
+    """The place of each number in the tensor ``args[0]`` of different numbers, -1 for numbers that it lacks."""
+    places = torch.full(draw.shape, -1, device=draw.device).flatten()
+    numbers = args[0].flatten().long()
+    valid = numbers >= 0
+    places[numbers[valid]] = torch.arange(numbers.numel(), device=draw.device)[valid]
+    return places.view(draw.shape)
+
+
+def _segment_ends(draw: Draw, args: Args) -> torch.Tensor:
+    """Ends of segments in ``args[0]`` rows; each starts at the end of the one before, rounded up to ``args[1]``."""
+    rows, alignment = int(args[0]), int(args[1])
+    ends = draw.integers(0, rows // alignment + 1).sort().values * alignment
+    starts = torch.cat((ends.new_zeros(1), ends[:-1]))
+    unused = draw.integers(0, alignment)
+    return torch.where(ends > starts, ends - unused, ends)
+
+
+def _constant(value: float) -> Callable[[Draw, Args], torch.Tensor]:
     return lambda draw, _args: torch.full(draw.shape, value, device=draw.device)
 
 
-_FILLS: dict[str, Callable[[Draw, Sequence[float]], torch.Tensor]] = {
+_FILLS: dict[str, Callable[[Draw, Args], torch.Tensor]] = {
     "normal": lambda draw, _args: draw.normal(),
     "uniform": lambda draw, args: draw.uniform(args[0], args[1]),
     "randint": lambda draw, args: draw.integers(int(args[0]), int(args[1])),
@@ -137,6 +205,10 @@ _FILLS: dict[str, Callable[[Draw, Sequence[float]], torch.Tensor]] = {
     "scales_f32": lambda draw, _args: torch.exp2(draw.uniform(-20.0, 4.0)),
     "scales_ue8m0_words": _scale_words,
     "random_bits": _random_bits,
+    "slots": _slots,
+    "where_valid": _where_valid,
+    "inverse_of": _inverse_of,
+    "segment_ends": _segment_ends,
     "moe_scores_with_specials": _gate_scores,
     "zeros": _constant(0.0),
     "ones": _constant(1.0),

@@ -42,6 +42,7 @@ _INTEGER_RANGES = {
 FILL_NAMES = (
     *("normal", "uniform", "randint", "ties", "normal_with_specials", "random_scale", "codes", "e4m3_codes", "scales_f32"),
     *("scales_ue8m0_words", "random_bits", "moe_scores_with_specials", "zeros", "ones"),
+    *("slots", "where_valid", "inverse_of", "segment_ends", "none"),
 )
 """The fills of ``tkbuild.fills``, which needs torch and so cannot be asked here."""
 _DIVISIONS = ("//", "%", "ceildiv", "align")

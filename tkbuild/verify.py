@@ -93,7 +93,7 @@ def _verify_variant(variant: InstalledVariant, checks: KernelChecks, device: tor
     for case, values in applicable_calls(variant, checks.verify.cases, large):
         fills = {**checks.verify.inputs, **(case.inputs or {})}
         call = make_call(registry().signatures[variant.kernel], values, fills, generator)
-        largest = max([largest, *(tensor.view.numel() for tensor in (*call.inputs, *call.outputs))])
+        largest = max([largest, *(view.numel() for view in call.views if view is not None)])
         text = _run(variant, call, checks.reference, checks.verify.tolerance)
         failures += [CaseFailure({name: value for name, value in values.items() if name not in variant.axes}, text)] if text else []
         count += 1
@@ -130,19 +130,18 @@ def applicable_calls(variant: InstalledVariant, cases: Sequence[Case], large: bo
 
 def _run(variant: InstalledVariant, call: Call, reference: str, tolerance: Mapping[str, Tolerance]) -> str:
     """Launch, compare; returns what was wrong, or nothing."""
-    before = [tensor.view.clone() for tensor in call.inputs]
-    tensors = [tensor.view for tensor in (*call.inputs, *call.outputs)]
-    load(variant)(*tensors, *call.scalars, *call.option_values)
-    torch.cuda.synchronize(tensors[0].device)
+    before = [None if view is None else view.clone() for view in call.input_views]
+    load(variant)(*call.views, *call.scalars, *call.option_values)
+    torch.cuda.synchronize()
     expected = reference_function(reference)(*before, **call.keywords())
     expected = expected if isinstance(expected, tuple) else (expected,)
     args = call.signature.args
     problems = [
         f"{arg.name} was changed, it is an input"
-        for arg, tensor, old in zip(args, call.inputs, before, strict=False)
-        if arg.role == "in" and not _same_bytes(tensor.view, old)
+        for arg, view, old in zip(args, call.input_views, before, strict=False)
+        if arg.role == "in" and view is not None and old is not None and not _same_bytes(view, old)
     ]
-    results = [(arg.name, t) for arg, t in zip(args, (*call.inputs, *call.outputs), strict=True) if arg.role in ("out", "inout")]
+    results = [(arg.name, t) for arg, t in zip(args, call.tensors, strict=True) if t is not None and arg.role in ("out", "inout")]
     if len(results) != len(expected):
         raise VerifyError(f"{reference} returned {len(expected)} tensors, expected {len(results)}", reference=reference)
     for (name, tensor), wanted in zip(results, expected, strict=True):

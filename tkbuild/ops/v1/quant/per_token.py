@@ -1,13 +1,11 @@
-"""Quantisation, contract of release 1.0: as ``tkbuild.ops.quant`` without the arguments that 2.1 added."""
+"""Casts of rows in blocks of columns, contract of release 1.0."""
 
 from __future__ import annotations
 
 import torch
 
 from tkbuild.ops import quant
-from tkbuild.ops.quant import QuantTensor, cast_back, per_token_cast_back
-
-__all__ = ["QuantTensor", "cast_back", "per_token_cast", "per_token_cast_back"]
+from tkbuild.ops.quant.types import QuantTensor
 
 
 def per_token_cast(

@@ -1,4 +1,4 @@
-"""References of the quantisation kernels, and the rules they share: scales, e4m3 rounding, layouts of scale factors.
+"""The rules that the quantisation references share: scales, rounding to 8, 6 and 4 bits, layouts of scale factors.
 
 Every quotient is one of two tensors: torch on CUDA turns a division by a Python number into a multiplication by its
 reciprocal, which rounds differently.
@@ -6,9 +6,13 @@ reciprocal, which rounds differently.
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 
 E4M3_MAX = 448.0
+E2M1_MAX = 6.0
+E5M6_MAX = 65024.0
 NAN_EXPONENT = 255
 """Exponent field of infinity and NaN: as a ue8m0 byte NaN, as the bits of a float32 infinity."""
 
@@ -16,68 +20,39 @@ _MANTISSA_BITS = 23
 _MANTISSA_MASK = (1 << _MANTISSA_BITS) - 1
 _E4M3_NAN = 0x7F
 _BYTES_PER_WORD = 4
-_COLUMN_ALIGNMENT = 4
+_COLUMN_ALIGNMENT_BYTES = 16
 _SMALLEST_UE8M0_BITS = 0x00400000
+_E2M1_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_E2M1_SIGN = 8
 _CANONICAL_NAN = {torch.float32: (torch.int32, 0x7FFFFFFF), torch.bfloat16: (torch.int16, 0x7FFF)}
 
 
-def per_token_cast(
-    x: torch.Tensor, *, block: int, sf_format: str, round_sf: int, amax_min: float, col_major: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantise each row in blocks of ``block`` columns; return (data, sf).
+def block_amax(values: torch.Tensor, bm: int, bk: int) -> torch.Tensor:
+    """Return the largest absolute value of each ``bm`` x ``bk`` block, NaN elements ignored; 0 where there are no others.
 
-    sf_format 'f32': one float for each block; 'ue8m0': four exponent bytes to an int32, always rounded, 0 behind the last
-    block. A NaN element becomes the code 0x7F and does not enter the scale. An infinite element makes sf infinite (byte
-    255, NaN) and the block's codes 0, but its own 0x7F; other blocks do not change.
-
-    Shapes: x (T, H) -> data (T, H), sf (T, ceil(H / block)), packed (T, ceil(H / block / 4)).
-    Dtypes: x bfloat16 or float32; data float8_e4m3fn; sf float32 or int32.
-    Layout: data contiguous; sf row-major, or with ``col_major`` strides (1, T rounded up to 4).
-    """
-    packed = sf_format == "ue8m0"
-    values = x.float()
-    fields, sf, inv = scales(block_amax(values, block), amax_min, rounded=packed or bool(round_sf))
-    data = round_to_e4m3(values * expand(inv, 1, block, x.shape))
-    sf = pack_ue8m0(fields) if packed else sf
-    return data, column_major(sf) if col_major else sf
-
-
-def cast_back(data: torch.Tensor, sf: torch.Tensor, *, out_dtype: str, bm: int, bk: int) -> torch.Tensor:
-    """Return data * sf, each sf covering ``bm`` rows and ``bk`` columns: rounded to float32, then to ``out_dtype``.
-
-    Shapes: data (T, H), sf (ceil(T / bm), ceil(H / bk)), packed words (.., ceil(H / bk / 4)); any strides.
-    Dtypes: data float8_e4m3fn; sf float32 or int32 of packed ue8m0; out_dtype 'bfloat16' or 'float32'. NaN results have
-    all bits of exponent and mantissa set and no sign, as those of the GPU.
-    """
-    scale = ue8m0_value(unpack_ue8m0(sf)) if sf.dtype == torch.int32 else sf
-    product = data.float() * expand(scale, bm, bk, data.shape)
-    return canonical_nan(product.to(getattr(torch, out_dtype)))
-
-
-def block_amax(values: torch.Tensor, block: int) -> torch.Tensor:
-    """Return the largest absolute value of each 1 x ``block`` block, NaN elements ignored; 0 where there are no others.
-
-    Shapes: values (T, H) float32 -> (T, ceil(H / block)); the last block may be short.
+    Shapes: values (T, H) float32 -> (ceil(T / bm), ceil(H / bk)); the last blocks may be short.
     """
     rows, columns = values.shape
     magnitudes = torch.where(values.isnan(), 0.0, values.abs())
-    padded = torch.nn.functional.pad(magnitudes, (0, -columns % block))
-    return padded.view(rows, -(-columns // block), block).amax(dim=2)
+    padded = torch.nn.functional.pad(magnitudes, (0, -columns % bk, 0, -rows % bm))
+    return padded.view(-(-rows // bm), bm, -(-columns // bk), bk).amax(dim=(1, 3))
 
 
-def scales(amax: torch.Tensor, amax_min: float, *, rounded: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def scales(
+    amax: torch.Tensor, amax_min: float, *, rounded: bool, largest: float = E4M3_MAX
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return (exponent fields, sf, inv) of blocks whose largest absolute values are ``amax`` (float32, any shape).
 
-    With a = max(amax, amax_min): sf = a / 448 and inv = 448 / a, each rounded once. ``rounded``: sf is the smallest normal
-    power of two that is not below a / 448, inv its reciprocal; for an infinite a, sf is infinite and inv 0.
-    The fields (int32) are those of the rounded scale in either case.
+    With a = max(amax, amax_min): sf = a / largest and inv = largest / a, each rounded once; ``largest`` is the greatest
+    value of the target format. ``rounded``: sf is the smallest normal power of two that is not below a / largest, inv its
+    reciprocal; for an infinite a, sf is infinite and inv 0. The fields (int32) are those of the rounded scale in either case.
     """
     a = amax.clamp(min=amax_min)
-    largest = torch.full_like(a, E4M3_MAX)
-    quotient = a / largest
+    top = torch.full_like(a, largest)
+    quotient = a / top
     fields = exponent_fields(quotient)
     if not rounded:
-        return fields, quotient, largest / a
+        return fields, quotient, top / a
     return fields, power_of_two(fields), power_of_two((2 * 127 - fields).clamp(min=0))
 
 
@@ -124,10 +99,43 @@ def round_to_e4m3(values: torch.Tensor) -> torch.Tensor:
     return codes.view(torch.uint8).masked_fill(values.isnan(), _E4M3_NAN).view(torch.float8_e4m3fn)
 
 
+def round_to_e2m1(values: torch.Tensor) -> torch.Tensor:
+    """Return the e2m1 codes of ``values`` (float32) as uint8 0 to 15: nearest even, saturating at +-6; NaN becomes +6.
+
+    Magnitudes between two neighbours go to the nearer one, those in the middle to the one whose code is even.
+    """
+    magnitude = values.abs()
+    codes = torch.zeros_like(values, dtype=torch.uint8)
+    for code, (low, high) in enumerate(itertools.pairwise(_E2M1_MAGNITUDES)):
+        middle = (low + high) / 2
+        codes += (magnitude >= middle if code % 2 else magnitude > middle).to(torch.uint8)
+    codes = torch.where(values.isnan(), len(_E2M1_MAGNITUDES) - 1, codes)
+    return codes + _E2M1_SIGN * (values.signbit() & ~values.isnan()).to(torch.uint8)
+
+
+def e2m1_values(codes: torch.Tensor) -> torch.Tensor:
+    """Return the float32 values of e2m1 ``codes`` (integers 0 to 15, any shape); code 8 gives -0.0."""
+    table = torch.tensor(_E2M1_MAGNITUDES, device=codes.device)
+    signed = torch.cat((table, -table))
+    return signed[codes.long()]
+
+
+def pack_e2m1(codes: torch.Tensor) -> torch.Tensor:
+    """Pack ``codes`` (..., H) of 4 bits, H even, into int8 (..., H / 2): the even column in the low half of a byte."""
+    return (codes[..., 0::2] | codes[..., 1::2] << 4).view(torch.int8)
+
+
+def unpack_e2m1(data: torch.Tensor) -> torch.Tensor:
+    """Return the codes (uint8 0 to 15) of ``data`` (..., W) int8 as (..., 2 W)."""
+    packed = data.contiguous().view(torch.uint8)
+    return torch.stack((packed & 0xF, packed >> 4), dim=-1).flatten(-2)
+
+
 def column_major(sf: torch.Tensor) -> torch.Tensor:
-    """Return a copy of ``sf`` (R, C), 4 bytes an element, stored column by column, each column a multiple of 16 bytes."""
+    """Return a copy of ``sf`` (R, C), 1 or 4 bytes an element, stored column by column, each column a multiple of 16 bytes."""
     rows, columns = sf.shape
-    pitch = -(-rows // _COLUMN_ALIGNMENT) * _COLUMN_ALIGNMENT
+    alignment = _COLUMN_ALIGNMENT_BYTES // sf.element_size()
+    pitch = -(-rows // alignment) * alignment
     stored = sf.new_empty(columns * pitch).as_strided((rows, columns), (1, pitch))
     return stored.copy_(sf)
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tkbuild.reference import quant
+from tkbuild.reference.quant import rules
 
 NAN, INF = float("nan"), float("inf")
 
@@ -54,7 +55,7 @@ def cast(x: torch.Tensor, **changed: Any) -> tuple[torch.Tensor, torch.Tensor]:
     ],
 )
 def test_unrounded_scale_and_its_inverse_are_two_divisions(amax: int, sf: int, inv: int) -> None:
-    _, found_sf, found_inv = quant.scales(torch.tensor([float_of(amax)]), 1e-4, rounded=False)
+    _, found_sf, found_inv = rules.scales(torch.tensor([float_of(amax)]), 1e-4, rounded=False)
     assert (bits_of(found_sf), bits_of(found_inv)) == ([sf], [inv])
 
 
@@ -74,7 +75,7 @@ def test_unrounded_scale_and_its_inverse_are_two_divisions(amax: int, sf: int, i
     ],
 )
 def test_rounded_scale_is_the_next_power_of_two(amax: int, field: int) -> None:
-    fields, sf, inv = quant.scales(torch.tensor([float_of(amax)]), 1e-4, rounded=True)
+    fields, sf, inv = rules.scales(torch.tensor([float_of(amax)]), 1e-4, rounded=True)
     assert fields.tolist() == [field]
     assert bits_of(sf) == [field << 23]
     assert bits_of(inv) == [max(254 - field, 0) << 23]
@@ -82,7 +83,7 @@ def test_rounded_scale_is_the_next_power_of_two(amax: int, field: int) -> None:
 
 def test_rounded_scale_ends_at_the_smallest_normal_number() -> None:
     amax = torch.tensor([448 * 2.0**-126, 448 * 2.0**-125, 1e-42, 0.0])
-    fields, _, _ = quant.scales(amax, 0.0, rounded=True)
+    fields, _, _ = rules.scales(amax, 0.0, rounded=True)
     assert fields.tolist() == [1, 2, 1, 1]
 
 
@@ -92,7 +93,7 @@ def test_the_exponent_without_division_equals_the_rounded_quotient(exponent: int
     bits = (exponent << 23) + torch.arange(1 << 23, dtype=torch.int32)
     shortcut = (((bits + 0x1FFFFF) >> 23) - 8).clamp(min=1)
     amax = bits.view(torch.float32)
-    assert torch.equal(quant.exponent_fields(amax / torch.full_like(amax, 448.0)), shortcut)
+    assert torch.equal(rules.exponent_fields(amax / torch.full_like(amax, 448.0)), shortcut)
 
 
 def test_the_clamp_minimum_is_an_argument() -> None:
@@ -131,7 +132,7 @@ def test_the_clamp_minimum_is_an_argument() -> None:
     ],
 )
 def test_rounding_to_e4m3(value: float, code: int) -> None:
-    assert codes_of(quant.round_to_e4m3(torch.tensor([value]))) == [code]
+    assert codes_of(rules.round_to_e4m3(torch.tensor([value]))) == [code]
 
 
 def test_a_value_is_multiplied_by_inv_not_divided_by_sf() -> None:
@@ -263,16 +264,16 @@ def test_row_major_is_the_same_values() -> None:
 
 
 def test_packing_is_little_endian_and_reversible() -> None:
-    words = quant.pack_ue8m0(torch.tensor([[1, 2, 3, 4, 255], [0, 127, 254, 9, 8]], dtype=torch.int32))
+    words = rules.pack_ue8m0(torch.tensor([[1, 2, 3, 4, 255], [0, 127, 254, 9, 8]], dtype=torch.int32))
     assert bits_of(words) == [0x04030201, 0x000000FF, 0x09FE7F00, 0x00000008]
-    assert quant.unpack_ue8m0(words).tolist() == [[1, 2, 3, 4, 255, 0, 0, 0], [0, 127, 254, 9, 8, 0, 0, 0]]
+    assert rules.unpack_ue8m0(words).tolist() == [[1, 2, 3, 4, 255, 0, 0, 0], [0, 127, 254, 9, 8, 0, 0, 0]]
 
 
 # ---- cast_back
 
 
 def test_the_ends_of_the_ue8m0_range() -> None:
-    values = quant.ue8m0_value(torch.tensor([0, 1, 127, 254, 255], dtype=torch.int32))
+    values = rules.ue8m0_value(torch.tensor([0, 1, 127, 254, 255], dtype=torch.int32))
     assert bits_of(values)[:4] == [0x00400000, 0x00800000, 0x3F800000, 0x7F000000]
     assert values[4].isnan()
 
@@ -307,9 +308,9 @@ def test_cast_back_finds_the_scale_of_each_element(bm: int, bk: int, packed: boo
     rows, columns = 5, 192
     blocks = (-(-rows // bm), -(-columns // bk))
     fields = torch.tensor([[field_of(i, j) for j in range(blocks[1])] for i in range(blocks[0])], dtype=torch.int32)
-    sf = quant.pack_ue8m0(fields) if packed else torch.exp2(fields.float() - 127)
+    sf = rules.pack_ue8m0(fields) if packed else torch.exp2(fields.float() - 127)
     data = e4m3([0x40] * rows * columns).view(rows, columns)  # 2
-    back = quant.cast_back(data, quant.column_major(sf), out_dtype="bfloat16", bm=bm, bk=bk)
+    back = quant.cast_back(data, rules.column_major(sf), out_dtype="bfloat16", bm=bm, bk=bk)
     assert (back.dtype, back.is_contiguous()) == (torch.bfloat16, True)
     for row in range(rows):
         assert back[row].tolist() == [2.0 ** (field_of(row // bm, column // bk) - 126) for column in range(columns)]
