@@ -163,30 +163,107 @@ __device__ __forceinline__ void e2m1x8_to_f16(unsigned codes, unsigned (&pairs)[
   }
 }
 
+// ---- stochastic rounding
+//
+// A magnitude goes up to its neighbour if adding random bits to the part that the target cannot hold carries, so that its
+// expected value is its own. 16 bits a value: the first and third value of a word take the low and the high half as they
+// are, the second and fourth the same halves with their bits reversed; a word for two values gives each a half. Saturation
+// and NaN are those of the nearest rounding. sm_100a and sm_103a have instructions for this, which decide themselves how
+// they use a word: between archs, only the two neighbours and the expected value are the same.
+
+struct RandomWords {
+  unsigned first, second;
+};
+
+// Hashes of four values and the index of the quad among its like.
+__device__ __forceinline__ RandomWords random_words(float a, float b, float c, float d, unsigned quad) {
+  unsigned hash = __float_as_uint(a) * 0x5671D42Bu + __float_as_uint(b) * 0x9995E499u + __float_as_uint(c) * 0xACE1B8A5u +
+                  __float_as_uint(d) * 0xE153538Du + quad;
+  hash = (hash ^ (hash >> 23)) * 0x7FEB352Du;
+  hash ^= hash >> 16;
+  const unsigned first = hash * 0x846CA68Bu, second = hash * 0xD35A2D97u;
+  return {first ^ (first >> 11), second ^ (second >> 11)};
+}
+
+#if defined(__CUDA_ARCH_FEAT_SM100_ALL) || defined(__CUDA_ARCH_FEAT_SM103_ALL)
+__device__ __forceinline__ unsigned stochastic_e4m3x4(float a, float b, float c, float d, unsigned random) {
+  unsigned result;
+  asm("cvt.rs.satfinite.e4m3x4.f32 %0, { %4, %3, %2, %1 }, %5;" : "=r"(result) : "f"(a), "f"(b), "f"(c), "f"(d), "r"(random));
+  return result;
+}
+__device__ __forceinline__ unsigned stochastic_e2m1x4(float a, float b, float c, float d, unsigned random) {
+  unsigned short result;
+  asm("cvt.rs.satfinite.e2m1x4.f32 %0, { %4, %3, %2, %1 }, %5;" : "=h"(result) : "f"(a), "f"(b), "f"(c), "f"(d), "r"(random));
+  return result;
+}
+__device__ __forceinline__ unsigned stochastic_bf16x2(float low, float high, unsigned random) {
+  unsigned result;
+  asm("cvt.rs.bf16x2.f32 %0, %2, %1, %3;" : "=r"(result) : "f"(low), "f"(high), "r"(random));
+  return result;
+}
+#else
+// Scaled by a power of two that moves the target's exponents to those of float32, subnormal numbers become subnormal, and
+// one addition serves them and the others. The product is truncated, as the sum is.
+template <class Format>
+__device__ __forceinline__ unsigned stochastic_code(float value, unsigned random) {
+  const float scaled = __fmul_rz(fminf(fabsf(value), Format::kMax), Format::kToFloatExponents);
+  const unsigned code = (__float_as_uint(scaled) + (random << (Format::kDropped - 16))) >> Format::kDropped;
+  const unsigned sign = (__float_as_uint(value) >> 31) << Format::kSignBit;
+  return value != value ? Format::kNan : code | sign;
+}
+struct StochasticE4M3 {
+  static constexpr float kMax = 448.0f, kToFloatExponents = 0x1p-120f;
+  static constexpr unsigned kDropped = 20, kSignBit = 7, kNan = 0x7F;
+};
+struct StochasticE2M1 {
+  static constexpr float kMax = 6.0f, kToFloatExponents = 0x1p-126f;
+  static constexpr unsigned kDropped = 22, kSignBit = 3, kNan = 7;
+};
+__device__ __forceinline__ unsigned stochastic_e4m3x4(float a, float b, float c, float d, unsigned random) {
+  using Format = StochasticE4M3;
+  const unsigned reversed = __brev(random);
+  const unsigned low = stochastic_code<Format>(a, random & 0xFFFFu) | stochastic_code<Format>(b, reversed >> 16) << 8;
+  const unsigned high = stochastic_code<Format>(c, random >> 16) | stochastic_code<Format>(d, reversed & 0xFFFFu) << 8;
+  return low | high << 16;
+}
+__device__ __forceinline__ unsigned stochastic_e2m1x4(float a, float b, float c, float d, unsigned random) {
+  using Format = StochasticE2M1;
+  const unsigned reversed = __brev(random);
+  const unsigned low = stochastic_code<Format>(a, random & 0xFFFFu) | stochastic_code<Format>(b, reversed >> 16) << 4;
+  const unsigned high = stochastic_code<Format>(c, random >> 16) | stochastic_code<Format>(d, reversed & 0xFFFFu) << 4;
+  return low | high << 8;
+}
+__device__ __forceinline__ unsigned stochastic_bf16x2(float low, float high, unsigned random) {
+  const auto sum = [](float value, unsigned bits) { return value != value ? 0x7FFFFFFFu : __float_as_uint(value) + bits; };
+  return __byte_perm(sum(low, random & 0xFFFFu), sum(high, random >> 16), 0x7632);
+}
+#endif
+
 // ---- vector accesses; volatile, so that none moves ahead of the wait for the previous kernel
+// Without cache hints: with loads that pass L1 by, plain stores are 5 % slower, and stores that are the first to leave L2 are so in
+// some placements in memory (H200, copies of 2 x 59 and 2 x 268 MB).
 
 __device__ __forceinline__ uint4 load_16(const void* from) {
   uint4 v;
-  asm volatile("ld.global.L1::no_allocate.L2::128B.v4.u32 { %0, %1, %2, %3}, [%4];"
+  asm volatile("ld.global.v4.u32 { %0, %1, %2, %3}, [%4];"
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from));
   return v;
 }
 __device__ __forceinline__ uint2 load_8(const void* from) {
   uint2 v;
-  asm volatile("ld.global.L1::no_allocate.L2::128B.v2.u32 { %0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(from));
+  asm volatile("ld.global.v2.u32 { %0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(from));
   return v;
 }
 __device__ __forceinline__ unsigned load_4(const void* from) {
   unsigned v;
-  asm volatile("ld.global.L1::no_allocate.L2::128B.u32 %0, [%1];" : "=r"(v) : "l"(from));
+  asm volatile("ld.global.u32 %0, [%1];" : "=r"(v) : "l"(from));
   return v;
 }
-// Stores are the first to leave L2: beside loads that pass L1 by, a copy of 2 x 268 MB takes 132 us with them, 138 us without (H200).
 __device__ __forceinline__ void store_16(void* to, uint4 v) {
-  asm volatile("st.global.cs.v4.u32 [%0], { %1, %2, %3, %4};" :: "l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+  asm volatile("st.global.v4.u32 [%0], { %1, %2, %3, %4};" :: "l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
 __device__ __forceinline__ void store_8(void* to, uint2 v) {
-  asm volatile("st.global.cs.v2.u32 [%0], { %1, %2};" :: "l"(to), "r"(v.x), "r"(v.y) : "memory");
+  asm volatile("st.global.v2.u32 [%0], { %1, %2};" :: "l"(to), "r"(v.x), "r"(v.y) : "memory");
 }
 
 // 32 bytes at once where the arch has such accesses and `aligned` says that the address is a multiple of 32, else twice 16.
@@ -204,7 +281,7 @@ __device__ __forceinline__ void load_32(unsigned (&v)[8], const void* from, bool
 __device__ __forceinline__ void store_32(void* to, const unsigned (&v)[8], bool aligned) {
 #if __CUDA_ARCH__ >= 1000
   if (aligned) {
-    asm volatile("st.global.cs.v8.b32 [%0], { %1, %2, %3, %4, %5, %6, %7, %8};"
+    asm volatile("st.global.v8.b32 [%0], { %1, %2, %3, %4, %5, %6, %7, %8};"
                  :: "l"(to), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]), "r"(v[4]), "r"(v[5]), "r"(v[6]), "r"(v[7]) : "memory");
     return;
   }
