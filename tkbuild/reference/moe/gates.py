@@ -1,4 +1,4 @@
-"""References of the mixture-of-experts kernels."""
+"""References of the gates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mixture-of-experts gating."""
+"""Gates: which experts each token goes to, and with what weights."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import torch
 
 from tkbuild.errors import ArgumentError
 from tkbuild.runtime.op import kernel_op
-
-__all__ = ["topk_gate"]
 
 _topk_gate = kernel_op("moe.topk_gate")
 _MAX_TOPK = 32
