@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -17,51 +18,34 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
+from fake_build import FACTS, SIGNATURE, SM_100A, TILELANG, Builder, full_disk, request, use_fake_worker
 from fake_toolkit import FakeToolkit
 
-from tkbuild import build as build_module
-from tkbuild.arch import TargetArch
-from tkbuild.build import BuildEvent, BuildOptions, BuildResult, CompileQueue, build, explain, job_count, load_built, needed_keys
+from tkbuild.build import BuildEvent, BuildOptions, build
 from tkbuild.cli.build import clean_command, compile_command, gc_command
-from tkbuild.errors import ArgumentError, CompileError, LowerError, StepTimeoutError, StoreError, TkbuildError, ToolchainError
+from tkbuild.errors import (
+    ArgumentError,
+    CompileError,
+    LowerError,
+    StepTimeoutError,
+    StoreError,
+    TkbuildError,
+    ToolchainError,
+    WorkFolderError,
+)
 from tkbuild.expr import Expr
-from tkbuild.plan import BuildFacts, BuildRequest, make_plan
-from tkbuild.signature import ArgSpec, DtypeRule, KernelSignature
+from tkbuild.flags import compile_flags
+from tkbuild.plan import BuildRequest, make_plan
+from tkbuild.signature import ArgSpec, DtypeRule
 from tkbuild.store import Store
-from tkbuild.toolchain import TileLangPackage, compile_flags, find, find_tilelang
+from tkbuild.toolchain import find, find_tilelang
 
 ROOT = Path(__file__).parent.parent
-SM_90A, SM_100A = TargetArch.parse("sm_90a"), TargetArch.parse("sm_100a")
-SIGNATURE = KernelSignature("t.k", "", "", "t_k", args=(ArgSpec("x", "inout", DtypeRule("float32"), (Expr("T"),)),))
-FACTS = BuildFacts({"tilelang": "fake"}, {"cuda": "fake"})
-TILELANG = TileLangPackage("0.1.15", "d", "h", ())
-
-
-def request(name: str, source: str = "", arch: TargetArch = SM_90A, **changes: object) -> BuildRequest:
-    plain = BuildRequest(f"t.k-{name}-{arch}", arch, SIGNATURE, {}, source or f"# {name}\n", {}, {}, (), {"spill_bytes": 0})
-    return replace(plain, **changes)  # type: ignore[arg-type]
-
-
-class Builder:
-    """Builds with fake tools in one folder and keeps what was reported."""
-
-    def __init__(self, folder: Path) -> None:
-        self.kit = FakeToolkit.create(folder / "cuda")
-        self.store = Store(folder / "artifacts")
-        self.events: list[BuildEvent] = []
-
-    def __call__(self, *requests: BuildRequest, facts: BuildFacts = FACTS, **options: object) -> BuildResult:
-        self.events = []
-        given = BuildOptions(**{"jobs": 2, **options})  # type: ignore[arg-type]
-        return build(make_plan(requests, facts), self.store, self.kit.toolchain(), TILELANG, given, self.events.append)
-
-    def kinds(self) -> list[str]:
-        return [event.kind for event in self.events]
 
 
 @pytest.fixture
 def builder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Builder:
-    monkeypatch.setattr(build_module, "LOWER_WORKER", (str(Path(__file__).with_name("fake_lower_worker.py")),))
+    use_fake_worker(monkeypatch)
     return Builder(tmp_path)
 
 
@@ -131,14 +115,6 @@ def test_damaged_artifact_is_built_again(builder: Builder) -> None:
     assert second == first
 
 
-def test_sources_are_importable_and_nothing_else_is(builder: Builder) -> None:
-    good = request("a", "import helper_module\n", sources={"helper_module.py": b"TEXT = '// from helper'\n"})
-    result = builder(good, request("b", "import helper_module \n"))
-    assert [built.variant for built in result.built] == ["t.k-a-sm_90a"]
-    assert b"from helper" in result.built[0].cubin
-    assert "No module named 'helper_module'" in result.failures[0].error.message
-
-
 # ---- failures
 
 
@@ -151,52 +127,6 @@ def test_failures_do_not_stop_the_others(builder: Builder) -> None:
     assert failures["t.k-bad-sm_90a"].error.message == "the template is wrong"
     assert f"status {-signal.SIGABRT}" in failures["t.k-dead-sm_90a"].error.message
     assert "lower, after" in next(event.message for event in builder.events if event.kind == "failed")
-
-
-def test_template_that_ends_its_process_fails_alone(builder: Builder) -> None:
-    builder_result = builder(
-        request("gone", "import os_exit\n", sources={"os_exit.py": b"import os\nos._exit(0)\n"}), request("good")
-    )
-    assert [built.variant for built in builder_result.built] == ["t.k-good-sm_90a"]
-    (failure,) = builder_result.failures
-    assert (failure.variant, failure.stage, type(failure.error)) == ("t.k-gone-sm_90a", "lower", LowerError)
-    assert "left no result" in failure.error.message
-
-
-def killer(name: str, marker: Path | None = None) -> BuildRequest:
-    """A request whose template kills the server that lowers it; with a marker, only if that is not there yet."""
-    code = "import os, pathlib, signal, time\nTEXT = ''\n"
-    if marker is not None:
-        code += f"marker = pathlib.Path({str(marker)!r})\nif not marker.exists():\n    marker.touch()\n    "
-        code += "os.kill(os.getppid(), signal.SIGKILL); time.sleep(60)\n"
-    else:
-        code += "os.kill(os.getppid(), signal.SIGKILL); time.sleep(60)\n"
-    return request(name, f"import kill_{name}\n", sources={f"kill_{name}.py": code.encode()})
-
-
-def test_lowering_server_that_dies_once_fails_nothing(builder: Builder, tmp_path: Path) -> None:
-    result = builder(request("a"), killer("once", tmp_path / "marker"), *(request(str(i)) for i in range(4)))
-    assert (tmp_path / "marker").exists()
-    assert result.failures == ()
-    assert len(result.built) == 6
-
-
-def test_kernel_that_always_ends_the_server_fails_alone(builder: Builder) -> None:
-    result = builder(request("a"), killer("x"), request("b"), killer("y"), request("c"))
-    assert sorted(failure.variant for failure in result.failures) == ["t.k-x-sm_90a", "t.k-y-sm_90a"]
-    assert all("failed twice" in failure.error.message for failure in result.failures)
-    assert len(result.built) == 3
-
-
-def test_server_that_cannot_start_is_tried_twice(builder: Builder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    starts = tmp_path / "starts"
-    monkeypatch.setattr(
-        build_module, "LOWER_WORKER", ("-c", f"open({str(starts)!r}, 'a').write('x'); raise SystemExit('no TileLang')")
-    )
-    result = builder(*(request(str(i)) for i in range(5)))
-    assert len(result.failures) == 5
-    assert "no TileLang" in result.failures[0].error.message
-    assert starts.read_text() == "xx"
 
 
 @pytest.mark.parametrize("mode", ["empty", "half", "fail", "other_arch", "nothing"])
@@ -250,6 +180,34 @@ def test_full_store_ends_the_build(builder: Builder, monkeypatch: pytest.MonkeyP
         builder(request("a"), request("b"))
 
 
+def test_full_disk_is_told_where_a_kernel_dies_of_it(builder: Builder, monkeypatch: pytest.MonkeyPatch) -> None:
+    full_disk(monkeypatch, free_bytes=4096)
+    result = builder(request("dead", "crash\n"), request("good"))
+    assert [built.variant for built in result.built] == ["t.k-good-sm_90a"]
+    (failure,) = result.failures
+    assert (type(failure.error), failure.stage, failure.error.free_bytes) == (WorkFolderError, "lower", 4096)
+    assert "what failed: lowering ended with status" in failure.error.message
+    builder.kit.set_mode("half")
+    (failure,) = builder(request("new")).failures
+    assert (type(failure.error), failure.stage) == (WorkFolderError, "compile")
+    assert "what failed: the CUDA compiler ended well but its cubin is damaged" in failure.error.message
+
+
+@pytest.mark.parametrize(("name", "stage"), [("request.json", "lower"), ("kernel.cu", "compile")])
+def test_full_disk_is_told_where_we_write(builder: Builder, monkeypatch: pytest.MonkeyPatch, name: str, stage: str) -> None:
+    write_text = Path.write_text
+
+    def full(self: Path, text: str) -> int:
+        if self.name == name:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self))
+        return write_text(self, text)
+
+    monkeypatch.setattr(Path, "write_text", full)
+    (failure,) = builder(request("a")).failures
+    assert (type(failure.error), failure.stage) == (WorkFolderError, stage)
+    assert f"{failure.error.free_bytes} bytes free" in failure.error.message
+
+
 def test_old_toolkit_is_refused_first(builder: Builder, tmp_path: Path) -> None:
     builder.kit = FakeToolkit.create(tmp_path / "old", release="12.4.1", header=12040)
     with pytest.raises(ToolchainError, match=r"sm_100a needs CUDA 12\.8"):
@@ -278,14 +236,15 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a runner in the back
 import sys
 sys.path[:0] = [{tests!r}, {root!r}]
 from pathlib import Path
-import test_build as t
-t.build_module.LOWER_WORKER = (str(Path(t.__file__).with_name("fake_lower_worker.py")),)
-builder = t.Builder(Path({folder!r}))
-print(len(builder(t.request("early")).built), flush=True)
+from fake_build import FAKE_WORKER, Builder, request
+from tkbuild import lowering
+lowering.LOWER_WORKER = FAKE_WORKER
+builder = Builder(Path({folder!r}))
+print(len(builder(request("early")).built), flush=True)
 builder.kit.set_mode("hang")
 print("hanging", flush=True)
 try:
-    builder(t.request("late"), t.request("later", "hang\\n"))
+    builder(request("late"), request("later", "hang\\n"))
 except KeyboardInterrupt:
     print("interrupted")
 """
@@ -307,7 +266,7 @@ def test_interrupted_build_leaves_no_process_and_a_usable_store(
         assert process.wait(10) == 0
     assert time.monotonic() - started < 5
     wait_until(lambda: not running("sleep", tmp_path) and not lower_workers() - workers_before, "no process left")
-    monkeypatch.setattr(build_module, "LOWER_WORKER", (str(Path(__file__).with_name("fake_lower_worker.py")),))
+    use_fake_worker(monkeypatch)
     kit = FakeToolkit(tmp_path / "cuda")
     kit.set_mode("ok")
     requests = [request("early"), request("late")]
@@ -333,84 +292,6 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
             return
         time.sleep(0.01)
     raise AssertionError(f"did not come about: {what}")
-
-
-# ---- scheduling
-
-
-def test_jobs_are_bounded() -> None:
-    assert job_count(16, 128 << 30, None) == 16
-    assert job_count(16, 6 << 30, None) == 4
-    assert job_count(16, 1 << 20, None) == 1
-    assert job_count(2, 1 << 20, 8) == 8
-    with pytest.raises(ArgumentError, match="-j 0"):
-        job_count(2, 1 << 34, 0)
-
-
-def test_workers_stay_with_their_group_and_spread_over_groups() -> None:
-    queue = CompileQueue([("a", 1), ("b", 2), ("a", 3), ("b", 4), ("a", 5), ("c", 6)])
-    assert queue.take(None) == ("a", 1)
-    assert queue.take(None) == ("b", 2)
-    assert queue.take("a") == ("a", 3)
-    assert queue.take("b") == ("b", 4)
-    assert queue.take("b") == ("c", 6)
-    assert queue.take("c") == ("a", 5)
-    assert queue.take("a") is None
-    assert queue.take("a") is None
-    assert (queue.is_shared("a"), queue.is_shared("c")) == (True, False)
-
-
-# ---- explaining
-
-
-def test_explain_tells_what_changed(builder: Builder) -> None:
-    def explanation(one: BuildRequest, facts: BuildFacts = FACTS) -> build_module.Explanation:
-        return explain(make_plan([one], facts), builder.store)
-
-    first = explanation(request("a"))
-    assert (first.is_lowered, first.is_compiled, first.changed) == (False, False, ())
-    builder(request("a"), request("b"))
-    assert explanation(request("a")).is_compiled
-    changed = explanation(request("a", pass_configs={"tl.x": 1}))
-    assert [(one.field, one.stored, one.now) for one in changed.changed] == [("pass configs.tl.x", None, 1)]
-    newer = explanation(request("a"), replace(FACTS, compiling={"cuda": "newer"}))
-    assert (newer.is_lowered, newer.is_compiled) == (True, False)
-    assert [(one.field, one.stored, one.now) for one in newer.changed] == [("cuda", "fake", "newer")]
-    assert newer.text().splitlines()[-2:] == ["changed since the newest stored build:", '  cuda: "fake" -> "newer"']
-    json.dumps(newer.to_json())
-
-
-def test_stored_variants_are_loaded_without_building(builder: Builder) -> None:
-    a, twin, b = request("a", "same\n"), request("twin", "same\n", extra_flags=("-DX",)), request("b")
-    built = {one.variant: one for one in builder(a, b).built}
-    assert load_built(make_plan([a, twin, b, request("c")], FACTS), builder.store) == built
-
-
-def test_one_kernel_that_does_not_fit_its_spec_hides_no_other(builder: Builder) -> None:
-    a, b = request("a"), request("b")
-    builder(a, b)
-    misfit = replace(a, signature=replace(SIGNATURE, args=(ArgSpec("x", "inout", DtypeRule("float32"), (Expr("N"),)),)))
-    plan = make_plan([misfit, b], FACTS)
-    misfits: dict[str, TkbuildError] = {}
-    assert set(load_built(plan, builder.store, misfits.__setitem__)) == {b.variant}
-    assert set(misfits) == {a.variant}
-    warnings: list[str] = []
-    builder.store.warn = warnings.append
-    assert set(load_built(plan, builder.store)) == {b.variant}
-    assert warnings == [f"{a.variant} is stored but does not fit its spec: {misfits[a.variant]}"]
-    assert builder.store.gc(keep=needed_keys(plan, builder.store)) == []
-
-
-def test_lowered_kernels_of_present_specs_are_needed_without_their_cubins(builder: Builder) -> None:
-    builder(request("a"), request("gone"))
-    plan = make_plan([request("a"), request("new")], FACTS)
-    (step, _) = plan.steps
-    for entry in list(builder.store.entries("cubins")):
-        (entry.path / "kernel.cubin").write_bytes(b"")
-        with pytest.warns(UserWarning, match="is damaged"):
-            builder.store.get("cubins", entry.key)
-    builder.store.gc(keep=needed_keys(plan, builder.store))
-    assert [entry.key for entry in builder.store.entries()] == [step.key]
 
 
 # ---- arguments of the commands

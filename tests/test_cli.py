@@ -12,10 +12,16 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from fake_build import FACTS, TILELANG, request, use_fake_worker
+from fake_toolkit import FakeToolkit
 from spec_text import SPEC, TEMPLATE, changed, write_spec
 
 from tkbuild import cli
+from tkbuild.build import BuildEvent
+from tkbuild.cli import build as cli_build
 from tkbuild.cli import show
+from tkbuild.cli.build import PlainReporter
+from tkbuild.plan import make_plan
 
 VARIANT = "quant.cast-bf16-b32-f32-packed0-e64-sm_90a"
 
@@ -165,6 +171,58 @@ def test_an_interrupt(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     out, err = capsys.readouterr()
     assert json.loads(out)["exit_code"] == 130
     assert "interrupted" in err
+
+
+# ---- what compile says of its progress
+
+
+def event(kind: str, finished: int = 0, variants: tuple[str, ...] = ("a",)) -> BuildEvent:
+    return BuildEvent(kind, variants, 1.25, finished, 6)
+
+
+def test_plain_progress_begins_at_once_and_is_not_chatty(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = [0.0]
+    report = PlainReporter(lambda: clock[0])
+    for seconds, one in (
+        (0.0, event("hit", 1)),
+        (0.0, event("started", 1)),
+        (0.1, event("started", 1)),
+        (9.0, event("lowered", 1, ("a", "b"))),
+        (12.0, event("lowered", 1, ("c",))),
+        (13.0, event("lowered", 1, ("d",))),
+        (21.9, event("failed", 2, ("e",))),
+        (22.1, event("lowered", 2, ("f",))),
+        (30.0, event("compiled", 3)),
+        (31.0, event("done", 3, ())),
+    ):
+        clock[0] = seconds
+        report(one)
+    assert capsys.readouterr().err.splitlines() == [
+        "[1/6] 5 variants are not in the store; lowering begins",
+        "[1/6] lowered 3 variants",
+        "[2/6] failed e (1.2 s)",
+        "[3/6] compiled a (1.2 s)",
+    ]
+
+
+def test_compile_without_a_terminal_tells_when_lowering_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    use_fake_worker(monkeypatch)
+    plan = make_plan([request("a"), request("b")], FACTS)
+    kit = FakeToolkit.create(tmp_path / "cuda")
+    monkeypatch.setattr(cli_build, "plan_build", lambda *_arguments: ([], plan, kit.toolchain(), TILELANG))
+    arguments = ("compile", "--store", tmp_path / "artifacts", "--jobs", 1)
+    assert ended(monkeypatch, *arguments) == 0
+    out, err = capsys.readouterr()
+    first, *others = err.splitlines()
+    assert first == "[0/2] 2 variants are not in the store; lowering begins"
+    assert [line.split(" (")[0] for line in others] == ["[1/2] compiled t.k-a-sm_90a", "[2/2] compiled t.k-b-sm_90a"]
+    assert "2 variants ready, 0 of them from the store" in out
+    assert ended(monkeypatch, *arguments) == 0
+    assert capsys.readouterr().err == "", "nothing was lowered"
+    assert ended(monkeypatch, *arguments, "--json") == 0
+    assert [json.loads(line)["kind"] for line in capsys.readouterr().out.splitlines()] == ["hit", "hit", "done"]
 
 
 def test_warnings_are_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,8 +14,10 @@ from tkbuild.arch import TargetArch
 from tkbuild.compile import Compiler, KernelResources, check_allowed, parse_resources
 from tkbuild.elf import parse_cubin
 from tkbuild.errors import CompileError, StepTimeoutError, ToolchainError
+from tkbuild.flags import compile_flags
 from tkbuild.frontend import CannotFork, nvcc_steps, split_headers, take_out_macros
-from tkbuild.toolchain import compile_flags, find, find_tilelang, work_folder
+from tkbuild.toolchain import find, find_tilelang
+from tkbuild.workfolder import work_folder
 
 SM_90A, SM_100A = TargetArch.parse("sm_90a"), TargetArch.parse("sm_100a")
 SOURCE = '#include <common.h>\n\nextern "C" __global__ void kernel_kernel() {}\n'

@@ -155,7 +155,12 @@ WRONG = [
     ("constants: {batched: false", "constants: {block: false", "axes.block", "already a name in constants"),
     ("constants: {batched: false", "constants: {tuning: false", "constants.tuning", "reserved"),
     ("constants: {batched: false", "constants: {'batched ': false", "constants.batched ", "letters, digits"),
-    ('"-Xptxas=-O3"', '"-arch=sm_90"', "compile_flags[0]", "tkbuild's to set"),
+    ('"-Xptxas=-O3"', '"-arch=sm_90"', "compile_flags[0]", "chooses the target, which `targets` does; allowed: flags about"),
+    ('"-Xptxas=-O3"', '"-DA", "-lineinfo"', "compile_flags[1]", "'-lineinfo' is refused: it adds line or debug information"),
+    ('"-Xptxas=-O3"', '"-include=a.cuh"', "compile_flags[0]", "it names files that no key covers; list a file"),
+    ("tl.disable_warp_specialized: true", "tl.device_compile_flags: -DA a.cu", "pass_configs.tl.device_compile_flags", "'a.cu' is"),
+    ("tl.disable_warp_specialized: true", "tl.device_compile_flags: 5", "pass_configs.tl.device_compile_flags", "expected text"),
+    ("tl.disable_warp_specialized: true", "tl.ptxas_register_usage_level: a", "pass_configs.tl.ptxas_register_usage_level", "whole"),
     ('"-Xptxas=-O3"', '"O3"', "compile_flags[0]", "starts with '-'"),
     ("reference: quant.cast\n", "", "verify", "reference"),
     ("reference: quant.cast", "reference: cast", "reference", "family.function"),
@@ -199,6 +204,14 @@ def test_positions_are_those_of_the_value(tmp_path: Path) -> None:
     assert problem.line == line_of(text, "064")
     assert text.splitlines()[problem.line - 1][problem.column - 1 :].startswith("064")
     assert str(problem).startswith(f"{tmp_path / 'cast.yaml'}:{problem.line}:{problem.column}: axes.block.values[1]: ")
+
+
+def test_refused_flag_is_reported_with_file_key_flag_and_what_is_allowed(tmp_path: Path) -> None:
+    text = changed('"-Xptxas=-O3"', '"-lineinfo"')
+    (line,) = str(refused(tmp_path, text)).splitlines()
+    place = f"{tmp_path / 'cast.yaml'}:{line_of(text, '-lineinfo')}:17: compile_flags[0]: compile flag '-lineinfo' is refused: "
+    assert line.startswith(place)
+    assert "allowed: flags about how the code itself is compiled, such as -DNAME=1, -maxrregcount=64, -Xptxas=-O3" in line
 
 
 def test_all_problems_of_a_file_come_together(tmp_path: Path) -> None:

@@ -12,12 +12,13 @@ import time
 from pathlib import Path
 
 import pytest
+from fake_build import full_disk
 from fake_toolkit import FakeToolkit
 
 from tkbuild import toolchain, versions
 from tkbuild.arch import TargetArch
-from tkbuild.errors import ArgumentError, StepTimeoutError, ToolchainError
-from tkbuild.toolchain import ProcessGroups, clean_environment, compile_flags, find, install, run
+from tkbuild.errors import StepTimeoutError, ToolchainError, WorkFolderError
+from tkbuild.toolchain import ProcessGroups, clean_environment, find, install, run
 
 SM_90A, SM_103A = TargetArch.parse("sm_90a"), TargetArch.parse("sm_103a")
 
@@ -97,6 +98,14 @@ def test_tool_that_does_not_run(kit: FakeToolkit) -> None:
         kit.toolchain()
     (kit.root / "bin/ptxas").chmod(0o644)
     with pytest.raises(ToolchainError, match=r"cannot start .*ptxas: Permission denied"):
+        kit.toolchain()
+
+
+def test_tool_whose_answer_found_no_room(kit: FakeToolkit, monkeypatch: pytest.MonkeyPatch) -> None:
+    full_disk(monkeypatch, free_bytes=0)
+    kit.toolchain()
+    (kit.root / "bin/ptxas").write_text("#!/bin/sh\n")
+    with pytest.raises(WorkFolderError, match=r"0 bytes free; .*what failed: .*ptxas does not tell its version"):
         kit.toolchain()
 
 
@@ -250,53 +259,7 @@ def test_closed_groups_start_nothing(tmp_path: Path) -> None:
         groups.start(["/bin/true"])
 
 
-# ---- flags
-
-
-def test_flags_mean_what_tilelang_means() -> None:
-    own = ("-O3", "-std=c++20", "-diag-suppress=1444,20012", "-Xptxas=-v")
-    assert compile_flags({}, []) == own
-    assert compile_flags({"tl.enable_fast_math": False, "tl.ptxas_register_usage_level": None}, []) == own
-    configs = {
-        "tl.enable_fast_math": True,
-        "tl.ptxas_register_usage_level": 7,
-        "tl.device_compile_flags": "-DA=1 -DB=2",
-        "tl.other": 1,
-    }
-    assert compile_flags(configs, ["-maxrregcount=64"]) == (
-        *own,
-        "-DA=1",
-        "-DB=2",
-        "--use_fast_math",
-        "--ptxas-options=--register-usage-level=7",
-        "-maxrregcount=64",
-    )
-    assert compile_flags({"tl.device_compile_flags": ["-DA", "-DB -DC"]}, []) == (*own, "-DA", "-DB", "-DC")
-
-
-@pytest.mark.parametrize(
-    "flag",
-    [
-        "-I/usr/include",
-        "-include",
-        "other.cu",
-        "-lineinfo",
-        "-G",
-        "-g",
-        "-o",
-        "-arch=sm_80",
-        "-gencode=x",
-        "-rdc=true",
-        "-ccbin=x",
-        "@file",
-        "-keep",
-    ],
-)
-def test_flags_that_no_key_covers_are_refused(flag: str) -> None:
-    with pytest.raises(ArgumentError, match=re.escape(repr(flag))):
-        compile_flags({}, [flag])
-    with pytest.raises(ArgumentError, match=re.escape(repr(flag))):
-        compile_flags({"tl.device_compile_flags": flag}, [])
+# ---- TileLang
 
 
 @pytest.mark.toolchain

@@ -6,7 +6,8 @@ import gc
 import importlib.util
 import sys
 
-MISSING_EXTRA_EXIT_CODE = 20
+from tkbuild.errors import MissingPackageError
+
 #: Imports and plans make many objects that stay; looking for garbage among them takes a sixth of a run that has nothing to do.
 _GC_THRESHOLD = 100_000
 _NEEDED = {"click": "click", "yaml": "pyyaml", "jinja2": "jinja2"}
@@ -21,7 +22,7 @@ def main() -> None:
             f"tkbuild: the command line needs {', '.join(missing)}: pip install 'tkbuild[compile]'\n"
             "in a serving image use: python -m tkbuild.runtime list|doctor|require PROFILE\n"
         )
-        sys.exit(MISSING_EXTRA_EXIT_CODE)
+        sys.exit(MissingPackageError.exit_code)
     from tkbuild.cli import run
 
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -17,6 +16,7 @@ from tkbuild.elf import parse_cubin
 from tkbuild.errors import CompileError, IntegrityError
 from tkbuild.frontend import SOURCE_NAME, CannotFork, HeaderServer, NvccSteps, build_fork_server, nvcc_steps, split_headers
 from tkbuild.toolchain import Finished, ProcessGroups, Toolchain, run
+from tkbuild.workfolder import step_folder
 
 _LOG_TAIL_CHARS = 20_000
 
@@ -75,18 +75,14 @@ class Compiler:
     ) -> CompiledKernel:
         """Compile one translation unit to SASS for ``arch``.
 
-        flags: from ``toolchain.compile_flags``.  share_headers: parse headers once for all sources that begin with the
+        flags: from ``flags.compile_flags``.  share_headers: parse headers once for all sources that begin with the
         same; worth it from two sources on. The cubin is the same, and depends on arguments and toolchain, never on folders.
-        Raises: CompileError with the compiler's words, StepTimeoutError, ToolchainError.
+        Raises: CompileError with the compiler's words, StepTimeoutError, WorkFolderError, ToolchainError.
         """
         self._toolchain.require(arch)
-        folder = self._folder / f"kernel-{next(self._numbers)}"
-        folder.mkdir()
-        try:
+        with step_folder(self._folder, f"kernel-{next(self._numbers)}") as folder:
             finished = self._run_steps(source, arch, tuple(flags), folder, timeout_s, share_headers)
             return check_result(folder / "kernel.cubin", finished, arch)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
 
     def _run_steps(
         self, source: str, arch: TargetArch, flags: tuple[str, ...], folder: Path, timeout_s: float, share_headers: bool

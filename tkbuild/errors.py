@@ -114,3 +114,15 @@ class StepTimeoutError(TkbuildError):
     """A build step ran longer than it may."""
 
     exit_code = 16
+
+
+class WorkFolderError(TkbuildError):
+    """The folder for temporary files cannot be made, or its disk is full."""
+
+    exit_code = 17
+
+
+class MissingPackageError(TkbuildError):
+    """A Python package that a command needs cannot be imported."""
+
+    exit_code = 20

@@ -15,6 +15,7 @@ Thunk = Callable[[], Any]
 Tensors = list[Any]
 """The inputs of a call in the spec's order; None for an optional one that is left out."""
 PeerCall = Callable[[Any, Tensors, Mapping[str, Any]], Thunk]
+_E4M3_MAX = 448.0
 
 
 def peer_thunk(kernel: str, api: ModuleType, call: Call) -> Thunk | None:
@@ -32,22 +33,106 @@ def peer_thunk(kernel: str, api: ModuleType, call: Call) -> Thunk | None:
     return thunk
 
 
-def _per_token_cast(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
+def _token_flags(values: Mapping[str, Any]) -> dict[str, bool]:
     packed = values["sf_format"] == "ue8m0"
-    return functools.partial(
-        api.quant.per_token_cast,
-        tensors[0],
-        "e4m3",
-        values["block"],
-        use_tma_aligned_col_major_sf=bool(values["col_major"]),
-        round_sf=packed or bool(values["round_sf"]),
-        use_packed_ue8m0=packed,
-    )
+    given = {
+        "use_tma_aligned_col_major_sf": bool(values["col_major"]),
+        "round_sf": packed or bool(values["round_sf"]),
+        "use_packed_ue8m0": packed,
+    }
+    return {**given, "round_sf": False, "use_e4m3_sf": True} if values["sf_format"] == "e4m3" else given
+
+
+def _per_token_cast(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
+    return functools.partial(api.quant.per_token_cast, tensors[0], values["fmt"], values["block"], **_token_flags(values))
+
+
+def _per_token_recast(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
+    block, cast = (values["xm"], values["xk"]), api.quant.per_token_cast
+    return functools.partial(cast, tuple(tensors), values["fmt"], values["block"], block, **_token_flags(values))
+
+
+def _per_token_cast_with_sf_only(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
+    cast, fmt = api.quant.per_token_cast_with_sf_only, "e4m3" if values["largest"] == _E4M3_MAX else "e2m1"
+    return functools.partial(cast, tensors[0], fmt, values["block"], **_token_flags(values))
+
+
+def _per_token_cast_with_precomputed_sf(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
+    cast, flags = api.quant.per_token_cast_with_precomputed_sf, {"use_e4m3_sf": True} if values["sf_format"] == "e4m3" else {}
+    return functools.partial(cast, tensors[0], values["fmt"], values["block"], tensors[1], **flags)
+
+
+def _per_token_cast_and_cast_back(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
+    flags = bool(values["round_sf"]), bool(values["e4m3_sf"])
+    return functools.partial(api.quant.per_token_cast_and_cast_back, tensors[0], values["fmt"], values["block"], *flags)
 
 
 def _cast_back(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
     fmt = {"bfloat16": "bf16", "float32": "fp32"}[values["out_dtype"]]
-    return functools.partial(api.quant.cast_back, (tensors[0], tensors[1]), fmt, (values["bm"], values["bk"]))
+    special = "e5m6" if values["data_format"] == "e5m6" else None
+    return functools.partial(api.quant.cast_back, (tensors[0], tensors[1]), fmt, (values["bm"], values["bk"]), special)
+
+
+def _cast(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
+    return functools.partial(api.quant.cast, tensors[0], getattr(torch, values["out_dtype"]))
+
+
+def _cast_stochastic(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
+    return functools.partial(api.quant.cast, tensors[0], getattr(torch, values["out_dtype"]), stochastic_rounding=True)
+
+
+def _block_flags(values: Mapping[str, Any]) -> dict[str, bool]:
+    packed = values["sf_format"] == "ue8m0"
+    return {
+        "use_tma_aligned_col_major_sf": bool(values["col_major"]),
+        "round_sf": packed or bool(values["round_sf"]),
+        "use_packed_ue8m0": packed,
+    }
+
+
+def _per_block_cast(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
+    block = (values["bm"], values["bk"])
+    return functools.partial(api.quant.per_block_cast, tensors[0], values["fmt"], block, **_block_flags(values))
+
+
+def _per_block_cast_with_sf_only(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
+    block = (values["bm"], values["bk"])
+    return functools.partial(api.quant.per_block_cast_with_sf_only, tensors[0], values["fmt"], block, **_block_flags(values))
+
+
+def _per_block_cast_with_precomputed_sf(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
+    block = (values["bm"], values["bk"])
+    return functools.partial(api.quant.per_block_cast_with_precomputed_sf, tensors[0], values["fmt"], block, tensors[1])
+
+
+def _per_block_cast_lossless(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
+    old, new = (values["xm"], values["xk"]), (values["bm"], values["bk"])
+    flags = _block_flags({**values, "round_sf": True})
+    return functools.partial(api.quant.per_block_cast_lossless, tuple(tensors), "e4m3", old, new, **flags)
+
+
+def _channels(api: Any, x: Any, pos_to_token: Any, values: Mapping[str, Any], num_per_channels: int | None) -> Thunk:
+    packed = values["sf_format"] == "ue8m0"
+    given = {"round_sf": packed or bool(values["round_sf"])}
+    given |= {} if num_per_channels is None else {"num_per_channels": num_per_channels}
+    if pos_to_token is not None and not packed:
+        cast = api.quant.per_channel_cast_fused
+        return functools.partial(cast, x, "e4m3", values["block"], pos_to_token=pos_to_token, **given)
+    given |= {"use_packed_ue8m0": True} if packed else {}
+    return functools.partial(api.quant.per_channel_cast, x, "e4m3", values["block"], **given)
+
+
+def _per_channel_cast(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
+    return _channels(api, tensors[0], tensors[1], values, None)
+
+
+def _per_channel_cast_quantised(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
+    return _channels(api, (tensors[0], tensors[1]), tensors[2], values, values["x_block"])
+
+
+def _per_channel_cast_and_transpose(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
+    cast = api.quant.per_channel_cast_and_transpose
+    return functools.partial(cast, tensors[0], "e4m3", values["block"], bool(values["round_sf"]))
 
 
 def _sinkhorn(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
@@ -60,12 +145,143 @@ def _sinkhorn_bwd(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thun
     return functools.partial(api.mhc.mhc_sinkhorn_bwd, tensors[0], tensors[1], out, values["repeat"], values["eps"])
 
 
+def _swiglu_flags(values: Mapping[str, Any], weights: Any) -> dict[str, Any]:
+    """What all SwiGLU functions of release 2.1 take; it has the prefix layout only, and no scales of whole rows."""
+    if values.get("block") == 0:
+        raise AttributeError("no public function of release 2.1 has one scale for a whole row")
+    return {
+        "topk_weights": weights,
+        "routed_scaling_factor": None if weights is None else values["routed_scaling_factor"],
+        "clamp_value": None if values["clamp_value"] < 0 else values["clamp_value"],
+    }
+
+
+def _swiglu_sf(values: Mapping[str, Any], col_major: bool) -> dict[str, bool]:
+    packed = values["sf_format"] == "ue8m0"
+    return {
+        "use_tma_aligned_col_major_sf": col_major,
+        "round_sf": packed or bool(values["round_sf"]),
+        "use_packed_ue8m0": packed,
+    }
+
+
+def _swiglu_forward_cast(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
+    x, _, weights, _, psum, _, sf, counts = tensors
+    flags = {**_swiglu_flags(values, weights), **_swiglu_sf(values, sf.stride(0) < sf.stride(1)), "clamped_count": counts}
+    return functools.partial(api.quant.swiglu_forward_and_per_token_cast, x, "e4m3", values["block"], psum, **flags)
+
+
+def _swiglu_forward(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
+    x, _, weights, _, psum, _, counts = tensors
+    flags = {**_swiglu_flags(values, weights), "clamped_count": counts}
+    return functools.partial(api.quant.swiglu_forward, x, _SHORT[values["out_dtype"]], psum, **flags)
+
+
+def _swiglu_channels(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
+    clamp = None if values["clamp_value"] < 0 else values["clamp_value"]
+    flags = {"round_sf": bool(values["round_sf"]), "without_transpose": not values["transposed"], "swiglu_clamp_value": clamp}
+    function = api.quant.swiglu_forward_and_per_channel_cast_and_transpose
+    return functools.partial(function, tensors[0], "e4m3", values["block"], **flags)
+
+
+def _swiglu_backward_cast(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
+    x, x_sf, grad, weights, psum, _, act = tensors
+    flags = {**_swiglu_flags(values, weights), **_swiglu_sf(values, bool(values["col_major"])), "do_recompute": act is not None}
+    return functools.partial(api.quant.swiglu_backward_and_per_token_cast, (x, x_sf), grad, "e4m3", values["block"], psum, **flags)
+
+
+def _swiglu_backward(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
+    x, grad, weights, psum, _, act = tensors
+    flags = {**_swiglu_flags(values, weights), "do_recompute": act is not None}
+    return functools.partial(api.quant.swiglu_backward, x, grad, _SHORT[values["out_dtype"]], psum, **flags)
+
+
+def _unbatched(tensors: Tensors) -> Tensors:
+    """A batch of one as what it holds: the public functions also take (T, H)."""
+    return [t[0] if t is not None and t.dim() > 1 and t.shape[0] == 1 else t for t in tensors]
+
+
+def _norm_forward(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
+    x, weight, residual, residual_out, rstd = _unbatched(tensors)
+    flags = {"out_scale": values["out_scale"], "residual_out": residual_out, "with_rstd": rstd is not None}
+    return functools.partial(api.quant.norm_forward, x, weight, values["eps"], residual, **flags)
+
+
+def _norm_forward_cast(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
+    x, weight, residual, residual_out, out_bf16, rstd = _unbatched(tensors[:6])
+    flags = {**_block_flags(values), "out_scale": values["out_scale"], "residual_out": residual_out, "out_bf16": out_bf16}
+    flags |= {"with_out_bf16": out_bf16 is not None, "with_rstd": rstd is not None}
+    function = api.quant.norm_forward_and_per_token_cast
+    return functools.partial(function, x, weight, values["eps"], "e4m3", 32, residual, **flags)
+
+
+def _norm_backward(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
+    out_grad, x, rstd, weight, residual_out_grad, weight_grad, _ = tensors
+    weight_grad = weight_grad if values["accumulate"] else None
+    function, scale = api.quant.norm_backward, values["out_scale"]
+    return functools.partial(function, out_grad, x, weight, rstd, residual_out_grad, scale, weight_grad)
+
+
+def _get_fused_mapping(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
+    sizes = values["num_experts"], values["N"], values["alignment"]
+    return functools.partial(api.moe.get_fused_mapping, tensors[0], *sizes, force_no_sync=True)
+
+
+def _expand_to_fused(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
+    x, token_topk_to_pos, pos_to_expert, sf, *_ = tensors
+    if sf is None:
+        return functools.partial(api.moe.expand_to_fused, x, token_topk_to_pos, pos_to_expert)
+    packed = values["sf_row"] == 1
+    scaled, block = (x, sf if packed else sf.view(torch.float32)), 32 if packed else 128
+    return functools.partial(api.moe.expand_to_fused_with_sf, scaled, block, token_topk_to_pos, pos_to_expert, packed)
+
+
+def _reduce_fused(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
+    x, x_sf, weights, token_topk_to_pos, sf = tensors
+    fmt = "e4m3" if values["out_dtype"] == "float8_e4m3fn" else ""
+    return functools.partial(api.moe.reduce_fused, x if x_sf is None else (x, x_sf), weights, token_topk_to_pos, fmt, sf)
+
+
+def _mask_indices_by_tp(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
+    ranks = values["experts_per_rank"], 1, values["tp_rank"], values["num_tp_ranks"]
+    return functools.partial(api.moe.mask_indices_by_tp, tensors[0], *ranks)
+
+
+_SHORT = {"bfloat16": "bf16", "float32": "fp32"}
 _PUBLIC_CALLS: dict[str, PeerCall] = {
     "transpose.transpose": lambda api, t, v: functools.partial(api.transpose.transpose, t[0]),
     "transpose.batched_transpose": lambda api, t, v: functools.partial(api.transpose.batched_transpose, t[0]),
     "quant.per_token_cast": _per_token_cast,
+    "quant.per_token_cast_and_cast_back": _per_token_cast_and_cast_back,
+    "quant.per_token_cast_with_precomputed_sf": _per_token_cast_with_precomputed_sf,
+    "quant.per_token_cast_with_sf_only": _per_token_cast_with_sf_only,
+    "quant.per_token_recast": _per_token_recast,
+    "quant.cast": _cast,
     "quant.cast_back": _cast_back,
+    "quant.cast_stochastic": _cast_stochastic,
+    "quant.per_block_cast": _per_block_cast,
+    "quant.per_block_cast_with_sf_only": _per_block_cast_with_sf_only,
+    "quant.per_block_cast_with_precomputed_sf": _per_block_cast_with_precomputed_sf,
+    "quant.per_block_cast_lossless": _per_block_cast_lossless,
+    "quant.per_channel_cast": _per_channel_cast,
+    "quant.per_channel_cast_quantised": _per_channel_cast_quantised,
+    "quant.per_channel_cast_and_transpose": _per_channel_cast_and_transpose,
+    "quant.swiglu_forward_and_per_token_cast": _swiglu_forward_cast,
+    "quant.swiglu_forward": _swiglu_forward,
+    "quant.swiglu_forward_and_per_channel_cast_and_transpose": _swiglu_channels,
+    "quant.swiglu_backward_and_per_token_cast": _swiglu_backward_cast,
+    "quant.swiglu_backward": _swiglu_backward,
+    "quant.norm_forward": _norm_forward,
+    "quant.norm_forward_and_per_token_cast": _norm_forward_cast,
+    "quant.norm_backward": _norm_backward,
     "moe.topk_gate": lambda api, t, v: functools.partial(api.moe.topk_gate, t[0], v["num_topk"]),
+    "moe.aux_fi": lambda api, t, v: functools.partial(api.moe.aux_fi, t[0], v["num_experts"], v["num_aux_topk"]),
+    "moe.expand_to_fused": _expand_to_fused,
+    "moe.get_fused_mapping": _get_fused_mapping,
+    "moe.group_count": lambda api, t, v: functools.partial(api.moe.group_count, t[0], v["num_groups"]),
+    "moe.inplace_unique_group_indices": lambda api, t, v: functools.partial(api.moe.inplace_unique_group_indices, t[0], 128),
+    "moe.mask_indices_by_tp": _mask_indices_by_tp,
+    "moe.reduce_fused": _reduce_fused,
     "engram.fused_weight": lambda api, t, v: functools.partial(api.engram.fused_weight, t[0], t[1]),
     "engram.grad_w_reduce": lambda api, t, v: functools.partial(api.engram.grad_w_reduce, *t),
     "mhc.sinkhorn": _sinkhorn,
@@ -73,6 +289,7 @@ _PUBLIC_CALLS: dict[str, PeerCall] = {
 }
 _TORCH_CALLS: dict[str, PeerCall] = {
     "examples.gemm_bf16": lambda api, t, v: functools.partial(api.mm, t[0], t[1].T),
+    "quant.cast": lambda api, t, v: functools.partial(t[0].to, getattr(torch, v["out_dtype"])),
     "transpose.transpose": lambda api, t, v: lambda: t[0].T.contiguous(),
     "transpose.batched_transpose": lambda api, t, v: lambda: t[0].transpose(1, 2).contiguous(),
 }

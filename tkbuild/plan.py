@@ -11,9 +11,10 @@ from typing import Any
 from tkbuild.arch import TargetArch, target_profile
 from tkbuild.digest import bytes_digest, file_digest, key_digest, package_digest
 from tkbuild.errors import ArgumentError
+from tkbuild.flags import compile_flags
 from tkbuild.render import Renderer
 from tkbuild.signature import AxisValue, KernelSignature
-from tkbuild.toolchain import TileLangPackage, Toolchain, compile_flags
+from tkbuild.toolchain import TileLangPackage, Toolchain
 from tkbuild.variants import Variant
 
 #: The meaning of the fields of each key. Raise one when a field is added or means something else, or when tkbuild

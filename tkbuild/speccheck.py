@@ -18,6 +18,7 @@ from tkbuild.arch import TargetArch, target_profile
 from tkbuild.dtypes import BY_SHORT_NAME, DTYPES, TENSOR_DTYPES
 from tkbuild.errors import ArgumentError
 from tkbuild.expr import FUNCTIONS, INT64_MAX, INT64_MIN, Expr, Node
+from tkbuild.flags import DEVICE_FLAGS_CONFIG, REGISTER_LEVEL_CONFIG, device_flags, refusal
 from tkbuild.schema import BAD, Report, nearest
 from tkbuild.signature import FACTS, axis_text
 
@@ -46,9 +47,6 @@ FILL_NAMES = (
 )
 """The fills of ``tkbuild.fills``, which needs torch and so cannot be asked here."""
 _DIVISIONS = ("//", "%", "ceildiv", "align")
-_FOREIGN_FLAGS = re.compile(
-    r"(-arch|-gencode|-code|--gpu-|--generate-code|-o$|--output|-I|--include-path|-lineinfo|--generate-line).*"
-)
 
 
 def check_spec(path: Path, given: dict[str, Any], report: Report) -> None:
@@ -418,11 +416,22 @@ def _check_conditions(given: dict[str, Any], names: _Names, report: Report) -> N
 
 def _check_flags(given: dict[str, Any], report: Report) -> None:
     for i, flag in enumerate(given.get("compile_flags") or ()):
-        if isinstance(flag, str) and _FOREIGN_FLAGS.match(flag):
-            report.add(f"compile_flags[{i}]", f"{flag} is tkbuild's to set: archs come from targets, files from sources")
+        if isinstance(flag, str) and (problem := refusal(flag)):
+            report.add(f"compile_flags[{i}]", problem)
     for name, value in _good(given, "pass_configs"):
-        if value is None:
-            report.add(f"pass_configs.{name}", "expected a value, found nothing")
+        for problem in _wrong_pass_config(name, value):
+            report.add(f"pass_configs.{name}", problem)
+
+
+def _wrong_pass_config(name: str, value: Any) -> Iterator[str]:
+    if value is None:
+        yield "expected a value, found nothing"
+    elif name == REGISTER_LEVEL_CONFIG and type(value) is not int:
+        yield f"expected a whole number, found {value!r}"
+    elif name == DEVICE_FLAGS_CONFIG and not isinstance(value, str):
+        yield f"expected text, flags with spaces between them, found {value!r}"
+    elif name == DEVICE_FLAGS_CONFIG:
+        yield from filter(None, map(refusal, device_flags({name: value})))
 
 
 def _check_verify(given: dict[str, Any], names: _Names, report: Report) -> None:

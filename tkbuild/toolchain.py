@@ -21,8 +21,9 @@ from typing import IO, Any
 
 from tkbuild.arch import TargetArch, least_toolkit
 from tkbuild.digest import entries_digest, file_digest, files_digest, key_digest, package_digest, package_entries
-from tkbuild.errors import ArgumentError, StepTimeoutError, ToolchainError
+from tkbuild.errors import StepTimeoutError, ToolchainError
 from tkbuild.versions import CUDA_REQUIREMENTS, CUDA_VERSION, TILELANG_VERSION
+from tkbuild.workfolder import full_disk_told, temp_dir
 
 INSTALL_COMMAND = "tkbuild doctor --install-toolchain"
 INSTALL_TIMEOUT_S = 1800.0
@@ -247,17 +248,18 @@ def find(cuda_home: str | Path | None = None, *, host_compiler: str | Path | Non
     """Return the toolkit at ``cuda_home``, or the pinned one that ``install`` made, after checking that its parts fit.
 
     PATH is not searched for CUDA tools: nvcc, ptxas, cicc and headers come from one root.
-    Raises: ToolchainError naming the bad value or part and the command that mends it.
+    Raises: ToolchainError naming the bad value or part and the command that mends it, WorkFolderError.
     """
     root = _pinned_root(default_prefix()) if cuda_home is None else _checked_root(str(cuda_home))
     host = _host_compiler(host_compiler)
     _require_parts(root)
-    with ThreadPoolExecutor(2) as pool:  # each asks a process for its version
-        asked, host_release = pool.submit(_release, root), pool.submit(_host_release, host)
+    # Each thread asks a process for its version; what it answers goes through a temporary file.
+    with full_disk_told(temp_dir()), ThreadPoolExecutor(2) as pool:
+        asked, asked_host = pool.submit(_release, root), pool.submit(_host_release, host)
         digests = _digests(root)
-        release = asked.result()
+        release, host_release = asked.result(), asked_host.result()
     major, minor = release.split(".")[:2]
-    return Toolchain(root, host, (int(major), int(minor)), release, host_release.result(), digests)
+    return Toolchain(root, host, (int(major), int(minor)), release, host_release, digests)
 
 
 def _pinned_root(prefix: Path) -> Path:
@@ -363,42 +365,6 @@ def _file_digests(root: Path) -> dict[str, str]:
     return {"compiler": key_digest(1, compiler), "headers": files_digest(root, headers)}
 
 
-# What an extra flag may not do: name files that no key covers, choose the target, or put paths into the cubin.
-_REFUSED_FLAGS = re.compile(
-    r"-I|-L|-isystem|-include|--include|--pre-include|-ccbin|--compiler-bindir|-o$|--output|-arch|--gpu|-code|-gencode|--generate"
-    r"|-lineinfo|--generate-line-info|-G|--device-debug|-g$|--debug|-rdc|--relocatable|-dc|--device-c|-ptx|--ptx|-fatbin|--fatbin"
-    r"|-keep|--keep|-optf|--options-file|-M|-E$|--dryrun|-dryrun"
-)
-# TileLang's own flags without -lineinfo; silence for what its headers cause in every kernel (deprecated vector types,
-# needless annotations); and the assembler's report on registers and spills.
-_OWN_FLAGS = ("-O3", "-std=c++20", "-diag-suppress=1444,20012", "-Xptxas=-v")
-
-
-def compile_flags(pass_configs: Mapping[str, Any], extra: Sequence[str]) -> tuple[str, ...]:
-    """Return nvcc's flags for a kernel, in order: TileLang's own, what the pass configs ask for, then ``extra``.
-
-    Target, include folders and file names are not among them. Line information never is: it puts paths into the cubin.
-    Raises: ArgumentError for a flag that names files, chooses the target or changes the kind of output.
-    """
-    asked = [flag for item in _as_list(pass_configs.get("tl.device_compile_flags")) for flag in item.split()]
-    level = pass_configs.get("tl.ptxas_register_usage_level")
-    flags = [*_OWN_FLAGS, *asked]
-    flags += ["--use_fast_math"] if pass_configs.get("tl.enable_fast_math") else []
-    flags += [f"--ptxas-options=--register-usage-level={int(level)}"] if level is not None else []
-    for flag in (*asked, *extra):
-        if not flag.startswith("-") or _REFUSED_FLAGS.match(flag):
-            raise ArgumentError(
-                f"compile flag {flag!r} is refused: it names files, the target or the output, which tkbuild decides", flag=flag
-            )
-    return (*flags, *extra)
-
-
-def _as_list(value: object) -> list[str]:
-    if value is None:
-        return []
-    return [value] if isinstance(value, str) else [str(item) for item in value]  # type: ignore[attr-defined]
-
-
 @dataclass(frozen=True)
 class TileLangPackage:
     """The installed TileLang, found without importing it. digest: its whole content; headers_digest: what nvcc reads."""
@@ -426,10 +392,3 @@ def find_tilelang() -> TileLangPackage:
     headers = entries_digest(entries, ("tilelang/src/tl_templates/", include[1] + "/"))
     dirs = tuple(Path(str(distribution.locate_file(path))) for path in include)
     return TileLangPackage(distribution.version, entries_digest(entries), headers, dirs)
-
-
-@contextlib.contextmanager
-def work_folder(parent: Path | None = None) -> Iterator[Path]:
-    """Give a private folder that is gone afterwards."""
-    with tempfile.TemporaryDirectory(prefix="tkbuild-", dir=parent) as name:
-        yield Path(name)

@@ -15,7 +15,7 @@ import torch
 
 from tkbuild.cases import Call, GuardedTensor, complete_values, make_call, reference_function
 from tkbuild.checks import Case, CaseValue, KernelChecks, Tolerance
-from tkbuild.errors import VerifyError
+from tkbuild.errors import ArgumentError, VerifyError
 from tkbuild.manifest import VERIFIED
 from tkbuild.runtime.launcher import native
 from tkbuild.runtime.op import load
@@ -131,7 +131,10 @@ def applicable_calls(variant: InstalledVariant, cases: Sequence[Case], large: bo
 def _run(variant: InstalledVariant, call: Call, reference: str, tolerance: Mapping[str, Tolerance]) -> str:
     """Launch, compare; returns what was wrong, or nothing."""
     before = [None if view is None else view.clone() for view in call.input_views]
-    load(variant)(*call.views, *call.scalars, *call.option_values)
+    try:
+        load(variant)(*call.views, *call.scalars, *call.option_values)
+    except ArgumentError as exc:
+        return f"the launcher refused the case: {exc}"
     torch.cuda.synchronize()
     expected = reference_function(reference)(*before, **call.keywords())
     expected = expected if isinstance(expected, tuple) else (expected,)

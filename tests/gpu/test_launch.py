@@ -9,6 +9,7 @@ import threading
 
 import pytest
 import torch
+from gpu_checks import opcheck
 
 import tkbuild.runtime
 from tkbuild import ops
@@ -183,9 +184,9 @@ def test_num_sms_setting() -> None:
 
 def test_missing_variant_is_an_error_a_caller_can_handle() -> None:
     with pytest.raises(NoVariantError) as caught:
-        ops.quant.per_token_cast(sample(), "e4m3", 256)
-    assert "block is 256, built for" in str(caught.value)
-    assert caught.value.kernel == "quant.per_token_cast"
+        ops.moe.topk_gate(torch.randn(4, 2000, device="cuda"), 8)
+    assert "2000" in str(caught.value)
+    assert caught.value.kernel == "moe.topk_gate"
 
 
 OP_CALLS = {
@@ -194,7 +195,7 @@ OP_CALLS = {
     "per_token_cast": lambda: (
         torch.ops.tkbuild.per_token_cast,
         (sample(5, 512),),
-        {"block": 128, "sf_format": "ue8m0", "col_major": True, "round_sf": 1},
+        {"fmt": "e4m3", "block": 128, "sf_format": "ue8m0", "col_major": True, "round_sf": 1},
     ),
     "topk_gate": lambda: (torch.ops.tkbuild.topk_gate, (torch.randn(7, 72, device="cuda"),), {"num_topk": 6}),
     "sinkhorn": lambda: (torch.ops.tkbuild.mhc_sinkhorn, (torch.randn(3, 4, 4, device="cuda"),), {"repeat": 4, "eps": 1e-6}),
@@ -204,7 +205,7 @@ OP_CALLS = {
 @pytest.mark.parametrize("name", OP_CALLS)
 def test_opcheck(name: str) -> None:
     op, args, keywords = OP_CALLS[name]()
-    torch.library.opcheck(op, args, keywords)
+    opcheck(op, args, keywords)
 
 
 def test_every_installed_op_is_registered() -> None:

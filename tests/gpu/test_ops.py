@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from gpu_checks import same
 
 from tkbuild import ops
 from tkbuild.errors import ArgumentError, NoVariantError
@@ -17,14 +18,6 @@ from tkbuild.runtime.launcher import native
 pytestmark = pytest.mark.gpu
 
 E4M3 = torch.float8_e4m3fn
-
-
-def same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return (
-        a.dtype == b.dtype
-        and a.shape == b.shape
-        and torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
-    )
 
 
 def random(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import pytest
 from runtime.providers import cast_signature, write_provider
+
+from tkbuild.errors import MissingPackageError
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -54,6 +57,27 @@ def test_import_without_the_build_packages_at_all(kernels: Path, tmp_path: Path)
     path = os.pathsep.join([str(tmp_path), str(ROOT)])
     code = "import tkbuild.ops, tkbuild.runtime; print(len(tkbuild.runtime.kernels()['quant.cast']))"
     assert lines(code, TKBUILD_KERNELS=str(kernels), PYTHONPATH=path) == ["8"]
+
+
+@pytest.mark.parametrize("arguments", [["list"], ["doctor", "--json"], ["require", "default"], ["--help"]])
+def test_command_without_torch_says_what_to_install(tmp_path: Path, arguments: list[str]) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so: cannot\\nopen')\n")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    command = [sys.executable, "-m", "tkbuild.runtime", *arguments]
+    done = subprocess.run(command, env=environment, cwd=ROOT.anchor, capture_output=True, text=True, timeout=120, check=False)
+    message = "torch is missing: libcudart.so: cannot open; pip install 'torch>=2.10'"
+    assert (done.returncode, done.stderr) == (MissingPackageError.exit_code, f"error: {message}\n")
+    if "--json" in arguments:
+        assert json.loads(done.stdout) == {"error": "MissingPackageError", "message": message, "exit_code": 20}
+    else:
+        assert done.stdout == ""
+
+
+def test_import_without_torch_is_an_import_error(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('none here')\n")
+    done = run_python("import tkbuild.runtime", PYTHONPATH=os.pathsep.join([str(tmp_path), str(ROOT)]))
+    assert done.returncode == 1
+    assert done.stderr.endswith("ImportError: none here\n")
 
 
 def test_import_list_and_read_write_nothing_and_start_nothing(kernels: Path) -> None:

@@ -14,8 +14,7 @@ from typing import Any, TextIO
 
 import click
 
-from tkbuild.__main__ import MISSING_EXTRA_EXIT_CODE
-from tkbuild.errors import ArgumentError, TkbuildError
+from tkbuild.errors import ArgumentError, MissingPackageError, TkbuildError
 
 INTERRUPTED_EXIT_CODE = 130
 _OUTPUT_EXIT_CODE = 1
@@ -36,12 +35,6 @@ COMMANDS = {
     "schema": ("tkbuild.cli.show", "Print the JSON Schema of kernel specs, for editors."),
     "init": ("tkbuild.cli.init", "Start a project of your own: spec, template, test, wheel."),
 }
-
-
-class MissingPackageError(click.ClickException):
-    """A command needs a package that is not installed."""
-
-    exit_code = MISSING_EXTRA_EXIT_CODE
 
 
 class LazyGroup(click.Group):
@@ -96,8 +89,6 @@ def _execute() -> int:
         return main.main(standalone_mode=False) or 0
     except (click.Abort, KeyboardInterrupt):
         return _fail("KeyboardInterrupt", "interrupted; what was finished is in the store", INTERRUPTED_EXIT_CODE)
-    except MissingPackageError as exc:
-        return _fail("MissingPackageError", exc.message, exc.exit_code)
     except click.ClickException as exc:
         if isinstance(exc, click.UsageError) and exc.ctx is not None:
             click.echo(exc.ctx.get_usage(), err=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 import click
 
 from tkbuild import toolchain
-from tkbuild.build import STEP_TIMEOUT_S, BuildEvent, BuildFailure, BuildOptions, BuildResult, build, load_built, needed_keys
+from tkbuild.build import STEP_TIMEOUT_S, BuildEvent, BuildFailure, BuildOptions, BuildResult, build
 from tkbuild.checks import KernelChecks
 from tkbuild.cli import emit_json
 from tkbuild.cli.options import (
@@ -27,6 +28,7 @@ from tkbuild.plan import BuildPlan, build_facts, make_plan, make_requests, shard
 from tkbuild.remote_store import open_store
 from tkbuild.render import RENDER_TIMEOUT_S, Renderer
 from tkbuild.specs import load_specs
+from tkbuild.stored import load_built, needed_keys
 from tkbuild.variants import Variant, select
 from tkbuild.versions import TKBUILD_VERSION
 from tkbuild.wheel import DEFAULT_MAX_BYTES, DEFAULT_NAME, PackagedVariant, WheelRequest, load_verified, write_wheel
@@ -34,6 +36,8 @@ from tkbuild.wheel import DEFAULT_MAX_BYTES, DEFAULT_NAME, PackagedVariant, Whee
 VERIFIED_FOLDER = "verified"
 _SHARD = re.compile(r"([1-9][0-9]{0,5})/([1-9][0-9]{0,5})")
 _BAR_WIDTH = 24
+# Plain lines tell of lowered kernels no more often than this.
+_QUIET_S = 10.0
 
 cuda_home_option = click.option("--cuda-home", envvar="TKBUILD_CUDA_HOME", help="CUDA toolkit to use instead of the pinned one.")
 remote_option = click.option(
@@ -97,12 +101,34 @@ def _reporter(as_json: bool) -> Callable[[BuildEvent], None]:
     """JSON lines, a progress bar on a terminal, or plain lines for what was not in the store."""
     if as_json:
         return lambda event: emit_json(event.to_json())
-    return _show_bar if sys.stderr.isatty() else _show_line
+    return _show_bar if sys.stderr.isatty() else PlainReporter()
 
 
-def _show_line(event: BuildEvent) -> None:
-    if event.kind in ("compiled", "failed"):
-        click.echo(f"[{event.finished}/{event.total}] {event.kind} {' '.join(event.variants)} ({event.elapsed_s:.1f} s)", err=True)
+class PlainReporter:
+    """Writes a line when lowering begins, for each variant that is compiled or failed, and while only lowering goes on.
+
+    now: seconds of a clock that never goes back.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._spoke_at: float | None = None
+        self._lowered = 0
+
+    def __call__(self, event: BuildEvent) -> None:
+        """Write what the event is worth."""
+        if event.kind == "started" and self._spoke_at is None:
+            self._say(event, f"{event.total - event.finished} variants are not in the store; lowering begins")
+        elif event.kind == "lowered":
+            self._lowered += len(event.variants)
+            if self._spoke_at is not None and self._now() - self._spoke_at >= _QUIET_S:
+                self._say(event, f"lowered {self._lowered} variants")
+        elif event.kind in ("compiled", "failed"):
+            self._say(event, f"{event.kind} {' '.join(event.variants)} ({event.elapsed_s:.1f} s)")
+
+    def _say(self, event: BuildEvent, text: str) -> None:
+        self._spoke_at = self._now()
+        click.echo(f"[{event.finished}/{event.total}] {text}", err=True)
 
 
 def _show_bar(event: BuildEvent) -> None:

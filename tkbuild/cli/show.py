@@ -8,7 +8,6 @@ from typing import Any
 
 import click
 
-from tkbuild.build import BuiltVariant, explain, load_built
 from tkbuild.cli import emit_json
 from tkbuild.cli.build import VERIFIED_FOLDER, cuda_home_option, plan_build
 from tkbuild.cli.options import json_option, selected, selection_options, specs_option, store_option
@@ -17,6 +16,7 @@ from tkbuild.errors import TkbuildError
 from tkbuild.remote_store import open_store
 from tkbuild.render import render
 from tkbuild.specs import json_schema, load_specs
+from tkbuild.stored import BuiltVariant, explain, load_built
 from tkbuild.variants import parse_id
 from tkbuild.wheel import PackagedVariant, load_verified, total_resources, verified_state
 

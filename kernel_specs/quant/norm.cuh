@@ -1,0 +1,107 @@
+// Sums over rows that whole warps share, in one order for every arch and SM count. Included behind formats.cuh.
+namespace rms {
+using quant::i64;
+constexpr int kLaneColumns = 32;  // of a row that a lane has at most, in vectors of 16 bytes
+constexpr int kMaxRowWarps = 8;
+constexpr int kMaxColumns = kMaxRowWarps * 32 * kLaneColumns;
+
+template <int kCount>
+struct Warps {};
+
+// Calls `function` with the number of warps that rows of `columns` are shared by, the least power of two that suffices.
+template <class Function>
+__device__ __forceinline__ void with_row_warps(int columns, const Function& function) {
+  if (columns > kMaxColumns / 2) {
+    function(Warps<8>());
+  } else if (columns > kMaxColumns / 4) {
+    function(Warps<4>());
+  } else if (columns > kMaxColumns / 8) {
+    function(Warps<2>());
+  } else {
+    function(Warps<1>());
+  }
+}
+
+// The thread's part of a row. The warps of a CTA are dealt out to groups, each of which works on a row of its own. Vector v of a
+// lane is the one at lane + v * kLanes of the row, so that what a warp accesses at one time lies side by side.
+template <int kRowWarps, int kCtaWarps, int kVector>
+struct Share {
+  static constexpr int kLanes = 32 * kRowWarps, kGroups = kCtaWarps / kRowWarps;
+  int columns, lane, group;
+
+  __device__ __forceinline__ explicit Share(int columns) : columns(columns), lane(threadIdx.x % kLanes), group(0) {
+    // All lanes of a warp agree; the shuffle tells the compiler.
+    if (kGroups > 1) group = __shfl_sync(0xFFFFFFFFu, int(threadIdx.x) / kLanes, 0);
+  }
+  __device__ __forceinline__ int column(int vector) const { return (vector * kLanes + lane) * kVector; }
+  __device__ __forceinline__ int byte(int vector) const { return (vector * kLanes + lane) * 16; }
+  // Rows of several warps have more than half of the columns that their lanes have room for.
+  __device__ __forceinline__ bool has(int vector) const {
+    return (kRowWarps > 1 && (vector + 1) * kVector <= kLaneColumns / 2) || column(vector) < columns;
+  }
+
+  // Waits for the other warps of the group. Barrier 0 is that of the whole CTA.
+  __device__ __forceinline__ void sync() const {
+    if (kRowWarps == 1) {
+      __syncwarp();
+    } else {
+      asm volatile("bar.sync %0, %1;" :: "r"(group + 1), "n"(kLanes) : "memory");
+    }
+  }
+
+  // The sum of `value` over the lanes of the row as a binary tree, neighbours first. `slots`: a float for each warp of the CTA; a
+  // caller may use them again after one other call with slots of its own.
+  __device__ __forceinline__ float sum(float value, float* slots) const {
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) value = __fadd_rn(value, __shfl_xor_sync(0xFFFFFFFFu, value, step));
+    if (kRowWarps == 1) return value;
+    float* row = slots + group * kRowWarps;
+    if (lane % 32 == 0) row[lane / 32] = value;
+    sync();
+    float sums[kRowWarps];
+#pragma unroll
+    for (int i = 0; i < kRowWarps; i += 2) {
+      const float2 pair = *reinterpret_cast<const float2*>(row + i);
+      sums[i / 2] = __fadd_rn(pair.x, pair.y);
+    }
+#pragma unroll
+    for (int count = kRowWarps / 2; count > 1; count /= 2) {
+#pragma unroll
+      for (int i = 0; i < count; i += 2) sums[i / 2] = __fadd_rn(sums[i], sums[i + 1]);
+    }
+    return sums[0];
+  }
+};
+
+// Element i of words of two bfloat16 or of one float32.
+template <bool kBf16>
+__device__ __forceinline__ float element(const unsigned (&words)[4], int i) {
+  if constexpr (kBf16) {
+    return i % 2 ? quant::bf16_high(words[i / 2]) : quant::bf16_low(words[i / 2]);
+  } else {
+    return __uint_as_float(words[i]);
+  }
+}
+
+// Elements i and i + 1, i even, rounded to the dtype.
+template <bool kBf16>
+__device__ __forceinline__ void set_elements(unsigned (&words)[4], int i, float first, float second) {
+  if constexpr (kBf16) {
+    words[i / 2] = quant::to_bf16x2(first, second);
+  } else {
+    words[i] = __float_as_uint(first), words[i + 1] = __float_as_uint(second);
+  }
+}
+
+__device__ __forceinline__ void load_vector(unsigned (&words)[4], const char* from) {
+  const uint4 v = quant::load_16(from);
+  words[0] = v.x, words[1] = v.y, words[2] = v.z, words[3] = v.w;
+}
+__device__ __forceinline__ void store_vector(char* to, const unsigned (&words)[4]) {
+  quant::store_16(to, make_uint4(words[0], words[1], words[2], words[3]));
+}
+
+// The word of which every element is 1.
+template <bool kBf16>
+__device__ __forceinline__ constexpr unsigned ones() { return kBf16 ? 0x3F803F80u : 0x3F800000u; }
+}  // namespace rms

@@ -1,0 +1,26 @@
+"""What the GPU tests compare with: bytes, and torch's own check of an operator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+_UTILITIES = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+
+
+def bytes_of(x: torch.Tensor) -> torch.Tensor:
+    """Return the elements' bytes in row-major order, whatever the strides."""
+    return x.contiguous().flatten().view(torch.uint8)
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether dtype, shape and bytes are equal, so that NaN payloads and the sign of zero count; strides do not."""
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(bytes_of(a), bytes_of(b))
+
+
+def opcheck(op: Any, args: Sequence[Any], keywords: Mapping[str, Any]) -> None:
+    """Run ``torch.library.opcheck``. Its schema check does arithmetic on the inputs, which torch lacks for 8-bit floats."""
+    is_float8 = any(isinstance(arg, torch.Tensor) and arg.dtype == torch.float8_e4m3fn for arg in args)
+    torch.library.opcheck(op, tuple(args), dict(keywords), test_utils=_UTILITIES[1:] if is_float8 else _UTILITIES)
