@@ -14,7 +14,8 @@ from tkbuild import lowering
 from tkbuild.arch import TargetArch
 from tkbuild.build import BuildEvent, BuildOptions, BuildResult, build
 from tkbuild.expr import Expr
-from tkbuild.plan import BuildFacts, BuildRequest, make_plan
+from tkbuild.facts import BuildFacts
+from tkbuild.plan import BuildRequest, make_plan
 from tkbuild.signature import ArgSpec, DtypeRule, KernelSignature
 from tkbuild.store import Store
 from tkbuild.toolchain import TileLangPackage

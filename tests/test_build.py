@@ -22,7 +22,8 @@ from fake_build import FACTS, SIGNATURE, SM_100A, TILELANG, Builder, full_disk, 
 from fake_toolkit import FakeToolkit
 
 from tkbuild.build import BuildEvent, BuildOptions, build
-from tkbuild.cli.build import clean_command, compile_command, gc_command
+from tkbuild.cli.build import clean_command, gc_command
+from tkbuild.cli.compile import compile_command
 from tkbuild.errors import (
     ArgumentError,
     CompileError,

@@ -16,11 +16,11 @@ from fake_build import FACTS, TILELANG, request, use_fake_worker
 from fake_toolkit import FakeToolkit
 from spec_text import SPEC, TEMPLATE, changed, write_spec
 
-from tkbuild import cli
+from tkbuild import cli, toolchain
 from tkbuild.build import BuildEvent
-from tkbuild.cli import build as cli_build
-from tkbuild.cli import show
-from tkbuild.cli.build import PlainReporter
+from tkbuild.cli import compile as cli_compile
+from tkbuild.cli import compiling, show
+from tkbuild.cli.compiling import PlainReporter
 from tkbuild.plan import make_plan
 
 VARIANT = "quant.cast-bf16-b32-f32-packed0-e64-sm_90a"
@@ -211,7 +211,11 @@ def test_compile_without_a_terminal_tells_when_lowering_begins(
     use_fake_worker(monkeypatch)
     plan = make_plan([request("a"), request("b")], FACTS)
     kit = FakeToolkit.create(tmp_path / "cuda")
-    monkeypatch.setattr(cli_build, "plan_build", lambda *_arguments: ([], plan, kit.toolchain(), TILELANG))
+    monkeypatch.setattr(toolchain, "find", lambda *_arguments: kit.toolchain())
+    monkeypatch.setattr(toolchain, "find_tilelang", lambda: TILELANG)
+    monkeypatch.setattr(cli_compile, "build_facts", lambda *_arguments: FACTS)
+    monkeypatch.setattr(compiling, "selected", lambda *_arguments: [])
+    monkeypatch.setattr(compiling, "planned", lambda *_arguments: plan)
     arguments = ("compile", "--store", tmp_path / "artifacts", "--jobs", 1)
     assert ended(monkeypatch, *arguments) == 0
     out, err = capsys.readouterr()
@@ -223,6 +227,43 @@ def test_compile_without_a_terminal_tells_when_lowering_begins(
     assert capsys.readouterr().err == "", "nothing was lowered"
     assert ended(monkeypatch, *arguments, "--json") == 0
     assert [json.loads(line)["kind"] for line in capsys.readouterr().out.splitlines()] == ["hit", "hit", "done"]
+
+
+def test_an_unchanged_build_is_not_planned_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    use_fake_worker(monkeypatch)
+    kit, specs, store, planned = FakeToolkit.create(tmp_path / "cuda"), tmp_path / "specs", tmp_path / "artifacts", []
+    specs.mkdir()
+    (specs / "a.yaml").write_text("spec: 1")
+
+    def plan(*_arguments: Any) -> Any:
+        planned.append(len(planned))
+        return make_plan([request("a"), request("b")], FACTS)
+
+    monkeypatch.setattr(toolchain, "find", lambda *_arguments: kit.toolchain())
+    monkeypatch.setattr(toolchain, "find_tilelang", lambda: TILELANG)
+    monkeypatch.setattr(cli_compile, "build_facts", lambda *_arguments: FACTS)
+    monkeypatch.setattr(compiling, "selected", lambda *_arguments: [])
+    monkeypatch.setattr(compiling, "planned", plan)
+
+    def compiled(*more: str) -> int:
+        assert ended(monkeypatch, "compile", "--store", store, "--specs", specs, "--jobs", 1, *more) == 0
+        assert "2 variants ready" in capsys.readouterr().out
+        return len(planned)
+
+    assert compiled() == 1
+    assert compiled() == 1
+    assert compiled("t.*") == 2, "another choice"
+    (specs / "a.yaml").write_text("spec: 1 ")
+    assert compiled() == 3, "another spec"
+    assert compiled() == 3
+    entry = next((store / "cubins").glob("*/*/kernel.cubin"))
+    entry.write_bytes(b"damaged")
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        assert compiled() == 4, "a damaged entry is a miss"
+    assert compiled() == 4
 
 
 def test_warnings_are_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,11 +16,10 @@ from spec_text import write_spec
 
 from tkbuild.arch import TargetArch
 from tkbuild.errors import ArgumentError
+from tkbuild.facts import BuildFacts, build_facts
 from tkbuild.plan import (
-    BuildFacts,
     BuildRequest,
     FieldChange,
-    build_facts,
     changed_fields,
     compile_step,
     make_plan,

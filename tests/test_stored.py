@@ -11,7 +11,8 @@ from fake_build import FACTS, SIGNATURE, Builder, request, use_fake_worker
 
 from tkbuild.errors import TkbuildError
 from tkbuild.expr import Expr
-from tkbuild.plan import BuildFacts, BuildRequest, make_plan
+from tkbuild.facts import BuildFacts
+from tkbuild.plan import BuildRequest, make_plan
 from tkbuild.signature import ArgSpec, DtypeRule
 from tkbuild.stored import Explanation, explain, load_built, needed_keys
 

@@ -14,8 +14,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from tkbuild.build_options import BuildOptions
 from tkbuild.compile import Compiler, check_allowed
-from tkbuild.errors import ArgumentError, LowerError, StepTimeoutError, StoreError, TkbuildError, WorkFolderError
+from tkbuild.errors import LowerError, StepTimeoutError, StoreError, TkbuildError, WorkFolderError
 from tkbuild.lowering import Lowerer
 from tkbuild.plan import BuildPlan, BuildRequest, CompileStep, LowerStep
 from tkbuild.schedule import CompileQueue, header_group, machine_job_count
@@ -24,34 +25,12 @@ from tkbuild.stored import BuiltVariant, built_variant, compile_step_of, launch_
 from tkbuild.toolchain import ProcessGroups, TileLangPackage, Toolchain
 from tkbuild.workfolder import work_folder
 
-STEP_TIMEOUT_S = 600.0
-# Waiting in the operating system takes no more than 2**31 milliseconds.
-_MAX_STEP_TIMEOUT_S = 1e6
 _LOG_TAIL_CHARS = 20_000
 
 Json = Any
 
 
-# ---- what a build is told, and what it tells
-
-
-@dataclass(frozen=True)
-class BuildOptions:
-    """How a build runs; nothing here can change its results. jobs None: as many as cores and memory allow.
-
-    Raises: ArgumentError for a time that is no time to wait.
-    """
-
-    jobs: int | None = None
-    step_timeout_s: float = STEP_TIMEOUT_S
-    share_headers: bool = True
-
-    def __post_init__(self) -> None:
-        if not 0 < self.step_timeout_s <= _MAX_STEP_TIMEOUT_S:  # refuses NaN as well
-            raise ArgumentError(
-                f"--timeout {self.step_timeout_s:g}: expected more than 0 and at most {_MAX_STEP_TIMEOUT_S:.0f} seconds",
-                step_timeout_s=self.step_timeout_s,
-            )
+# ---- what a build tells
 
 
 @dataclass(frozen=True)

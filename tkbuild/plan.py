@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from tkbuild.arch import TargetArch, target_profile
-from tkbuild.digest import bytes_digest, file_digest, key_digest, package_digest
+from tkbuild.digest import bytes_digest, key_digest
 from tkbuild.errors import ArgumentError
+from tkbuild.facts import BuildFacts
 from tkbuild.flags import compile_flags
 from tkbuild.render import Renderer
 from tkbuild.signature import AxisValue, KernelSignature
-from tkbuild.toolchain import TileLangPackage, Toolchain
 from tkbuild.variants import Variant
 
 #: The meaning of the fields of each key. Raise one when a field is added or means something else, or when tkbuild
 #: itself makes something else of the same fields.
 LOWER_KEY_SCHEMA = 1
 COMPILE_KEY_SCHEMA = 1
-# tkbuild's own part in lowering is keyed by content: lowering again is cheap, and a forgotten version number is not.
-_LOWERING_FILES = ("lower.py", "lower_worker.py")
 
 
 @dataclass(frozen=True)
@@ -69,37 +65,6 @@ def _request(variant: Variant, renderer: Renderer) -> BuildRequest:
         allow=asdict(spec.allow),
         programmatic=spec.programmatic,
     )
-
-
-@dataclass(frozen=True)
-class BuildFacts:
-    """What the tools contribute to keys: names and versions for the reader, digests for the content."""
-
-    lowering: Mapping[str, str]
-    compiling: Mapping[str, str]
-
-
-def build_facts(toolchain: Toolchain, tilelang: TileLangPackage) -> BuildFacts:
-    """Return the facts of the installed tools. They hold no path and no time, so equal installations have equal facts."""
-    tvm_ffi = importlib.metadata.distribution("apache-tvm-ffi")
-    lowering = {
-        "tilelang": f"{tilelang.version} {tilelang.digest}",
-        "apache-tvm-ffi": f"{tvm_ffi.version} {package_digest(tvm_ffi)}",
-        "tkbuild lowering": own_digest(_LOWERING_FILES),
-    }
-    compiling = {
-        "cuda": toolchain.release,
-        "host compiler": toolchain.host_release,
-        "tilelang headers": tilelang.headers_digest,
-        **{f"cuda {part}": digest for part, digest in toolchain.digests.items()},
-    }
-    return BuildFacts(lowering, compiling)
-
-
-def own_digest(names: Iterable[str]) -> str:
-    """Return the digest of files of tkbuild itself."""
-    folder = Path(__file__).parent
-    return key_digest(1, {name: file_digest(folder / name) for name in names})
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from tkbuild.digest import bytes_digest, canonical_json
 from tkbuild.errors import ArgumentError, IntegrityError, StoreError
 
 RECORD_SCHEMA = 1
-KINDS = ("lowered", "cubins")
+KINDS = ("lowered", "cubins", "plans")
 _RECORD = "record.json"
 _KEY = re.compile(r"[0-9a-f]{64}")
 _SHARD = re.compile(r"[0-9a-f]{2}")

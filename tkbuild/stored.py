@@ -9,8 +9,9 @@ from typing import Any
 
 from tkbuild.digest import bytes_digest
 from tkbuild.errors import TkbuildError
+from tkbuild.facts import BuildFacts
 from tkbuild.launchplan import make_launch_plan
-from tkbuild.plan import BuildFacts, BuildPlan, BuildRequest, CompileStep, FieldChange, LowerStep, changed_fields, compile_step
+from tkbuild.plan import BuildPlan, BuildRequest, CompileStep, FieldChange, LowerStep, changed_fields, compile_step
 from tkbuild.store import Artifact, Store
 
 Json = Any

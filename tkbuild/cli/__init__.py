@@ -23,7 +23,7 @@ _NEED_TORCH = ("verify", "bench")
 #: command -> (module, one-line help). The help stands here so that ``tkbuild --help`` imports no command.
 COMMANDS = {
     "list": ("tkbuild.cli.show", "List variants, one line each."),
-    "compile": ("tkbuild.cli.build", "Compile what the store lacks; needs no GPU."),
+    "compile": ("tkbuild.cli.compile", "Compile what the store lacks; needs no GPU."),
     "explain": ("tkbuild.cli.show", "Show a variant's key fields and what changed since its last build."),
     "inspect": ("tkbuild.cli.show", "Show registers, spills, shared memory, size and verified state."),
     "package": ("tkbuild.cli.build", "Write one wheel per arch from the store."),

@@ -1,17 +1,12 @@
-"""Options that several commands share, and what they stand for."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-
-from tkbuild.arch import TargetArch, target_profile
-from tkbuild.errors import SpecError
-from tkbuild.specs import PROFILES_FOLDER, load_profiles, load_specs
-from tkbuild.variants import Variant, select
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -29,6 +24,10 @@ specs_option = click.option(
 store_option = click.option(
     "--store", default="artifacts", envvar="TKBUILD_STORE", show_default=True, help="Artifact store: a folder."
 )
+cuda_home_option = click.option("--cuda-home", envvar="TKBUILD_CUDA_HOME", help="CUDA toolkit to use instead of the pinned one.")
+remote_option = click.option(
+    "--remote", envvar="TKBUILD_REMOTE", help="URL of a shared store: asked on a miss, given what is built."
+)
 profile_option = click.option("--profile", default="default", show_default=True, help="Profile that says what to build.")
 arch_option = click.option("--arch", "archs", multiple=True, metavar="ARCH", help="Target, such as sm_90a; may be repeated.")
 
@@ -38,26 +37,3 @@ def selection_options(command: _F) -> _F:
     for option in (arch_option, profile_option, specs_option, patterns_argument):
         command = option(command)
     return command
-
-
-def parse_archs(archs: Sequence[str]) -> tuple[TargetArch, ...]:
-    """Return the archs of repeated ``--arch``.
-
-    Raises: ArgumentError with the nearest right spelling, also for an arch that tkbuild does not compile for.
-    """
-    parsed = tuple(TargetArch.parse(arch) for arch in archs)
-    for arch in parsed:
-        target_profile(arch)
-    return parsed
-
-
-def selected(patterns: Sequence[str], specs_dir: Path, profile: str, archs: Sequence[str]) -> list[Variant]:
-    """Return the variants a command line selects. Raises: SpecError, PatternError, ArgumentError."""
-    specs = load_specs(specs_dir)
-    profiles = load_profiles(specs_dir)
-    if profile not in profiles:
-        raise SpecError(
-            f"no profile {profile!r} in {specs_dir / PROFILES_FOLDER}; there are: {', '.join(sorted(profiles)) or 'none'}",
-            problems=(),
-        )
-    return select(specs, patterns, parse_archs(archs), profiles[profile])

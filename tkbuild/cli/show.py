@@ -9,8 +9,9 @@ from typing import Any
 import click
 
 from tkbuild.cli import emit_json
-from tkbuild.cli.build import VERIFIED_FOLDER, cuda_home_option, plan_build
-from tkbuild.cli.options import json_option, selected, selection_options, specs_option, store_option
+from tkbuild.cli.build import VERIFIED_FOLDER, plan_build
+from tkbuild.cli.options import cuda_home_option, json_option, selection_options, specs_option, store_option
+from tkbuild.cli.selection import selected
 from tkbuild.elf import parse_cubin
 from tkbuild.errors import TkbuildError
 from tkbuild.remote_store import open_store
