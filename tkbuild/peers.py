@@ -14,7 +14,7 @@ from tkbuild.cases import Call
 Thunk = Callable[[], Any]
 Tensors = list[Any]
 """The inputs of a call in the spec's order; None for an optional one that is left out."""
-PeerCall = Callable[[Any, Tensors, Mapping[str, Any]], Thunk]
+PeerCall = Callable[[Any, Tensors, Mapping[str, Any]], "Thunk | None"]
 _E4M3_MAX = 448.0
 
 
@@ -111,28 +111,72 @@ def _per_block_cast_lossless(api: Any, tensors: Tensors, values: Mapping[str, An
     return functools.partial(api.quant.per_block_cast_lossless, tuple(tensors), "e4m3", old, new, **flags)
 
 
-def _channels(api: Any, x: Any, pos_to_token: Any, values: Mapping[str, Any], num_per_channels: int | None) -> Thunk:
+def _channels(api: Any, x: Any, pos_to_token: Any, values: Mapping[str, Any], num_per_channels: int | None) -> Thunk | None:
     packed = values["sf_format"] == "ue8m0"
+    if packed and pos_to_token is not None:
+        return None  # no public function has both
     given = {"round_sf": packed or bool(values["round_sf"])}
     given |= {} if num_per_channels is None else {"num_per_channels": num_per_channels}
-    if pos_to_token is not None and not packed:
+    if pos_to_token is not None:
         cast = api.quant.per_channel_cast_fused
         return functools.partial(cast, x, "e4m3", values["block"], pos_to_token=pos_to_token, **given)
     given |= {"use_packed_ue8m0": True} if packed else {}
     return functools.partial(api.quant.per_channel_cast, x, "e4m3", values["block"], **given)
 
 
-def _per_channel_cast(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
+def _per_channel_cast(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk | None:
     return _channels(api, tensors[0], tensors[1], values, None)
 
 
-def _per_channel_cast_quantised(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
+def _per_channel_cast_quantised(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk | None:
     return _channels(api, (tensors[0], tensors[1]), tensors[2], values, values["x_block"])
 
 
 def _per_channel_cast_and_transpose(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
     cast = api.quant.per_channel_cast_and_transpose
     return functools.partial(cast, tensors[0], "e4m3", values["block"], bool(values["round_sf"]))
+
+
+def _gate_flags(tensors: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a gate that all gates take by name, and those before the rank."""
+    return {
+        **{name: tensor for name, tensor in tensors.items() if tensor is not None},
+        "num_topk": values["num_topk"],
+        "use_shared_as_routed": values["num_shared"] > 0,
+        "num_shared_experts": values["num_shared"],
+        "routed_scaling_factor": values["routed_scaling_factor"],
+        "ep_rank": values["ep_rank"],
+    }
+
+
+def _moe_topk_gate_forward(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
+    names = ("logits", "mask", "bias", "image_bias", "image_token_mask", "fix_routing_mask", "to_physical_map", "logical_count")
+    given = dict(zip((*names, "force_random", "unmapped_topk_idx", "scores"), tensors, strict=True))
+    return functools.partial(api.moe.moe_topk_gate_forward, **_gate_flags(given, values))
+
+
+def _moe_topk_gate_backward(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
+    *first, mask, grad_scores_sum = tensors
+    backward = functools.partial(api.moe.moe_topk_gate_backward, *first, values["routed_scaling_factor"])
+    return backward if grad_scores_sum is None else functools.partial(backward, mask=mask, grad_scores_sum=grad_scores_sum)
+
+
+def _top2_sum_gate(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
+    names = ("logits", "bias", "mask", "fix_routing_mask", "to_physical_map", "logical_count", "unmapped_topk_idx")
+    given = _gate_flags(dict(zip(names, tensors, strict=True)), values)
+    given |= {name: values[name] for name in ("num_topk_groups", "num_groups", "num_ep_ranks", "tp_rank", "num_tp_ranks")}
+    given["scoring_func"] = ("sigmoid", "sqrtsoftplus", "softmax")[values["scoring"]]
+    return functools.partial(api.moe.top2_sum_gate, **given)
+
+
+def _topk_sum_and_topk_group_idx(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
+    return functools.partial(api.moe.topk_sum_and_topk_group_idx, tensors[0], values["num_topk_sum"], values["num_topk_groups"])
+
+
+def _normalize_weight(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
+    if values["in_order"]:
+        raise AttributeError("release 2.1 sums in pairs")
+    return functools.partial(api.moe.normalize_weight, tensors[0])
 
 
 def _sinkhorn(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
@@ -274,6 +318,11 @@ _PUBLIC_CALLS: dict[str, PeerCall] = {
     "quant.norm_forward": _norm_forward,
     "quant.norm_forward_and_per_token_cast": _norm_forward_cast,
     "quant.norm_backward": _norm_backward,
+    "moe.moe_topk_gate_backward": _moe_topk_gate_backward,
+    "moe.moe_topk_gate_forward": _moe_topk_gate_forward,
+    "moe.normalize_weight": _normalize_weight,
+    "moe.top2_sum_gate": _top2_sum_gate,
+    "moe.topk_sum_and_topk_group_idx": _topk_sum_and_topk_group_idx,
     "moe.topk_gate": lambda api, t, v: functools.partial(api.moe.topk_gate, t[0], v["num_topk"]),
     "moe.aux_fi": lambda api, t, v: functools.partial(api.moe.aux_fi, t[0], v["num_experts"], v["num_aux_topk"]),
     "moe.expand_to_fused": _expand_to_fused,

@@ -1,5 +1,5 @@
 """Layers with gradients, built on the kernels."""
 
-from tkbuild.ops.modeling import mhc
+from tkbuild.ops.modeling import mhc, moe
 
-__all__ = ["mhc"]
+__all__ = ["mhc", "moe"]

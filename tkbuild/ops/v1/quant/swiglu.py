@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from tkbuild.ops.config import settings
-from tkbuild.ops.quant.swiglu import check_counts, flat_rows, forward_cast, half_width, limit_of, require
+from tkbuild.ops.quant.swiglu import check_counts, flat_rows, forward_cast, half_width, limit_of, refusal
 from tkbuild.ops.quant.types import QuantTensor
 from tkbuild.runtime.op import kernel_op
 
@@ -14,7 +16,7 @@ _backward = kernel_op("quant.swiglu_backward_mapped")
 
 _LEAST_AMAX_MIN = 2e-36
 _BLOCKS = (32, 128)
-_NUM_COUNTS = 3
+_NUM_COUNTS = (3,)
 _WHOLE_ROWS = 0
 
 
@@ -50,19 +52,22 @@ def swiglu_forward_and_per_token_cast(
     """
     name = "v1.quant.swiglu_forward_and_per_token_cast"
     width = half_width(name, x)
-    require(fmt == "e4m3", name, f"fmt is {fmt!r}", "'e4m3'")
-    require(width % 128 == 0, name, f"{width} columns in each half", "a multiple of 128")
-    block = num_per_channels if num_per_channels == 128 else _WHOLE_ROWS
-    require(num_per_channels in (128, width), name, f"num_per_channels is {num_per_channels}", f"128 or {width}, the whole row")
-    col_major = use_tma_aligned_col_major_sf
-    require(block != _WHOLE_ROWS or not col_major, name, "column-major scales of whole rows", "row-major ones")
-    require(col_major or not use_packed_ue8m0, name, "packed scales in rows", "use_tma_aligned_col_major_sf=True")
+    col_major, whole_rows = use_tma_aligned_col_major_sf, num_per_channels != 128
+    if fmt != "e4m3":
+        raise refusal(name, f"fmt is {fmt!r}", "'e4m3'")
+    if width % 128 != 0:
+        raise refusal(name, f"{width} columns in each half", "a multiple of 128")
+    if num_per_channels not in (128, width):
+        raise refusal(name, f"num_per_channels is {num_per_channels}", f"128 or {width}, the whole row")
+    if whole_rows and col_major:
+        raise refusal(name, "column-major scales of whole rows", "row-major ones")
+    if use_packed_ue8m0 and not col_major:
+        raise refusal(name, "packed scales in rows", "use_tma_aligned_col_major_sf=True")
     check_counts(name, clamped_count, _NUM_COUNTS, swiglu_clamp_value)
     rows = (pos_to_token_topk, _flat_weights(name, pos_to_token_topk, topk_weights), pos_to_expert, None)
     flags = (col_major, round_sf, use_packed_ue8m0)
-    return forward_cast(
-        name, x, rows, block, flags, clamped_count, (1, 1.0, limit_of(name, swiglu_clamp_value)), _amax_min(name, sf_clamp_min)
-    )
+    block, scalars = _WHOLE_ROWS if whole_rows else 128, (1, 1.0, limit_of(name, swiglu_clamp_value))
+    return forward_cast(name, x, width, rows, block, flags, clamped_count, scalars, _amax_min(name, sf_clamp_min))
 
 
 def swiglu_forward_and_per_channel_cast_and_transpose(
@@ -84,8 +89,8 @@ def swiglu_forward_and_per_channel_cast_and_transpose(
     Raises: ArgumentError, NoVariantError, LaunchError.
     """
     name = "v1.quant.swiglu_forward_and_per_channel_cast_and_transpose"
-    require(fmt == "e4m3", name, f"fmt is {fmt!r}", "'e4m3'")
-    require(num_per_tokens in _BLOCKS, name, f"num_per_tokens is {num_per_tokens}", "32 or 128")
+    if fmt != "e4m3" or num_per_tokens not in _BLOCKS:
+        raise refusal(name, f"fmt={fmt!r} in blocks of {num_per_tokens} rows", "'e4m3' of 32 or 128")
     scalars = (num_per_tokens, not without_transpose, limit_of(name, swiglu_clamp_value), round_sf, _amax_min(name, None))
     result: QuantTensor = _channel_cast((x,), (), scalars)
     return result
@@ -114,8 +119,10 @@ def swiglu_backward_and_per_token_cast(
     Layout: contiguous. Blocks: 32, 128.  Raises: ArgumentError, NoVariantError, LaunchError.
     """
     name = "v1.quant.swiglu_backward_and_per_token_cast"
-    require(num_per_channels in _BLOCKS, name, f"num_per_channels is {num_per_channels}", "32 or 128")
-    data, sf = flat_rows(name, x[0]), x[1]
+    if num_per_channels not in _BLOCKS:
+        raise refusal(name, f"num_per_channels is {num_per_channels}", "32 or 128")
+    data, sf = x
+    data = flat_rows(name, data)
     half_width(name, data)
     limit = limit_of(name, swiglu_clamp_value)
     make = torch.empty if data.shape[0] else torch.zeros
@@ -126,19 +133,18 @@ def swiglu_backward_and_per_token_cast(
 
 
 def _flat_weights(name: str, pos_to_token_topk: torch.Tensor | None, topk_weights: torch.Tensor | None) -> torch.Tensor | None:
-    both_or_none = (pos_to_token_topk is None) == (topk_weights is None)
-    require(both_or_none, name, "one of pos_to_token_topk and topk_weights", "both or none")
+    if (pos_to_token_topk is None) != (topk_weights is None):
+        raise refusal(name, "one of pos_to_token_topk and topk_weights", "both or none")
     if topk_weights is None:
         return None
-    shape = tuple(topk_weights.shape)
-    require(topk_weights.dim() == 2 and topk_weights.is_contiguous(), name, f"topk_weights of shape {shape}", "a contiguous (T, k)")
+    if topk_weights.dim() != 2 or not topk_weights.is_contiguous():
+        raise refusal(name, f"topk_weights of shape {tuple(topk_weights.shape)}", "a contiguous (T, k)")
     return topk_weights.view(-1)
 
 
 def _amax_min(name: str, sf_clamp_min: float | None) -> float:
     if sf_clamp_min is None:
         return settings.clamps["e4m3", False]
-    require(
-        _LEAST_AMAX_MIN <= sf_clamp_min < float("inf"), name, f"sf_clamp_min is {sf_clamp_min}", f"a number from {_LEAST_AMAX_MIN}"
-    )
+    if not _LEAST_AMAX_MIN <= sf_clamp_min < math.inf:
+        raise refusal(name, f"sf_clamp_min is {sf_clamp_min}", f"a number from {_LEAST_AMAX_MIN}")
     return float(sf_clamp_min)
