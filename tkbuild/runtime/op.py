@@ -97,7 +97,7 @@ class KernelOp:
             return self._dispatch(tensors, static + scalars, outs)
         if self._is_simple:
             first = tensors[0]
-            key: Any = (static, first.dtype, first.shape, first.get_device())
+            key: Any = (static, scalars if self._needs_scalars else None, first.dtype, first.shape, first.get_device())
         else:
             key = self._key(tensors, static, scalars)
         plan = self._plans.get(key)
@@ -137,9 +137,9 @@ class KernelOp:
 
     @functools.cached_property
     def _is_simple(self) -> bool:
-        """Whether dtype, shape and device of one tensor and the static values decide everything."""
+        """Whether dtype, shape and device of one tensor and the values decide everything."""
         given = [arg for arg in self.signature.args if arg.role != "out"]
-        return len(given) == 1 and not given[0].optional and not self._needs_scalars and not self._needs_strides
+        return len(given) == 1 and not given[0].optional and not self._needs_strides
 
     @functools.cached_property
     def _planned_names(self) -> frozenset[str]:
