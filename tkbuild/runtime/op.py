@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -123,8 +124,23 @@ class KernelOp:
         return outs[0] if len(outs) == 1 else outs
 
     def _key(self, tensors: tuple[Any, ...], static: tuple[Any, ...], scalars: tuple[Any, ...]) -> Any:
-        facts = [None if t is None else (t.dtype, t.shape, t.stride() if self._needs_strides else None) for t in tensors]
+        facts = [None if (t := tensors[place]) is None else read(t) for place, read in self._deciding]
         return (static, scalars if self._needs_scalars else None, tensors[0].get_device(), *facts)
+
+    @functools.cached_property
+    def _deciding(self) -> tuple[tuple[int, Callable[[torch.Tensor], Any]], ...]:
+        """Which tensors decide the variant or the outputs, and what of each does: dtype, shape, both, or strides as well."""
+        given = [(place, arg) for place, arg in enumerate(self.signature.args) if arg.role != "out"]
+        found: list[tuple[int, Callable[[torch.Tensor], Any]]] = []
+        for position, (place, arg) in enumerate(given):
+            names = {name for expr in arg.shape for name in expr.names()}
+            has_dtype = place in self.signature.inferred_axes.values()
+            has_shape = bool(names & self._planned_names)
+            if self._needs_strides:
+                found.append((position, _layout))
+            elif has_dtype or has_shape:
+                found.append((position, {(1, 0): _dtype, (0, 1): _shape, (1, 1): _dtype_and_shape}[has_dtype, has_shape]))
+        return tuple(found)
 
     @functools.cached_property
     def _needs_scalars(self) -> bool:
@@ -172,6 +188,15 @@ class KernelOp:
             make_outs=tuple(allocation.maker(device) for allocation in allocations(signature, {**values, **variant.axes})),
             options=tuple(static[len(signature.given_axes) :]),
         )
+
+
+_dtype = operator.attrgetter("dtype")
+_shape = operator.attrgetter("shape")
+_dtype_and_shape = operator.attrgetter("dtype", "shape")
+
+
+def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.dtype, tensor.shape, tensor.stride()
 
 
 @functools.cache
