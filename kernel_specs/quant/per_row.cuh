@@ -1,27 +1,34 @@
-// Casts of rows that have one scale each. A CTA has some rows, each of 1 to 8 warps. Needs formats.cuh and vectors.cuh.
+// Casts of rows that have one scale each. A CTA has some rows, each of a power of two of warps. Needs formats.cuh and vectors.cuh, and
+// from the template kThreads (of a CTA) and kHeld (vectors of a lane that stay in registers; those of longer rows are read twice).
 namespace per_row {
 using namespace vectors;
-constexpr int kThreads = 256;
-constexpr int kHeld = 2;             // vectors of a lane that stay in registers; those of longer rows are read twice
 constexpr int kHalf = kElements / 2; // columns of an e5m6 row are a multiple of this
 constexpr int kWordsPerVector = 6;   // of e5m6
 
 // ---- e5m6
 
-// Adds the rounding to the upper 12 bits of `value` truncated to float16, see the reference: exact for normal numbers only.
-__device__ __forceinline__ unsigned e5m6_code(unsigned truncated, float value) {
-  const unsigned behind = __float_as_uint(value) & 0x1FFFFu;
-  const bool up = (truncated & 1) + behind > 0x10000u && value == value;
-  return truncated + up;
+__device__ __forceinline__ unsigned min_bf16x2(unsigned a, unsigned b) {
+  unsigned result;
+  asm("min.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+  return result;
 }
 
-// Codes 2 i and 2 i + 1 of the products with factor.
+// The codes of the products of elements 2 i and 2 i + 1 with factor, side by side in the upper 24 bits, the first one on top.
+// A code is the upper 12 bits of the product truncated to float16. It goes up if bit 16 of the product is set, and one below it
+// or the code's last bit is: to the nearest, exact for normal numbers only, see the reference. The minimum with a number whose
+// last bit is 0 keeps NaN from going up.
 template <class Input>
-__device__ __forceinline__ uint2 e5m6_pair(const Input& x, float factor, int i) {
-  const float low = __fmul_rn(x.value(2 * i), factor), high = __fmul_rn(x.value(2 * i + 1), factor);
+__device__ __forceinline__ unsigned e5m6_pair(const Input& x, float factor, int i) {
+  const float first = __fmul_rn(x.value(2 * i), factor), second = __fmul_rn(x.value(2 * i + 1), factor);
+  constexpr unsigned kLargestEven = 0x7F7E7F7Eu;
   unsigned halves;
-  asm("cvt.rz.f16x2.f32 %0, %1, %2;" : "=r"(halves) : "f"(high), "f"(low));
-  return make_uint2(e5m6_code((halves & 0xFFFFu) >> 4, low), e5m6_code(halves >> 20, high));
+  asm("cvt.rz.f16x2.f32 %0, %1, %2;" : "=r"(halves) : "f"(first), "f"(second));
+  const unsigned upper = __byte_perm(__float_as_uint(second), __float_as_uint(first), 0x7632);
+  const unsigned lower = __byte_perm(__float_as_uint(second), __float_as_uint(first), 0x5410);
+  const unsigned up = min_bf16x2(upper, kLargestEven) & (__vminu2(lower, 0x00010001u) | halves >> 4) & 0x00010001u;
+  const unsigned rounded = halves + (up << 4);
+  const unsigned shifted = rounded << 4;
+  return ((rounded ^ shifted) & 0xFFF00000u) ^ shifted;
 }
 
 // Eight codes fill three words, each from its most significant bit on.
@@ -29,11 +36,11 @@ template <class Input>
 __device__ __forceinline__ void to_e5m6(const Input& x, float factor, unsigned (&words)[kWordsPerVector]) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const uint2 a = e5m6_pair(x, factor, 4 * half), b = e5m6_pair(x, factor, 4 * half + 1);
-    const uint2 c = e5m6_pair(x, factor, 4 * half + 2), d = e5m6_pair(x, factor, 4 * half + 3);
-    words[3 * half] = a.x << 20 | a.y << 8 | b.x >> 4;
-    words[3 * half + 1] = b.x << 28 | b.y << 16 | c.x << 4 | c.y >> 8;
-    words[3 * half + 2] = c.y << 24 | d.x << 12 | d.y;
+    const unsigned a = e5m6_pair(x, factor, 4 * half), b = e5m6_pair(x, factor, 4 * half + 1);
+    const unsigned c = e5m6_pair(x, factor, 4 * half + 2), d = e5m6_pair(x, factor, 4 * half + 3);
+    words[3 * half] = __byte_perm(b, a, 0x7653);
+    words[3 * half + 1] = __byte_perm(c, b, 0x6532);
+    words[3 * half + 2] = __byte_perm(d, c, 0x5321);
   }
 }
 
@@ -61,51 +68,56 @@ __device__ __forceinline__ void load_vectors(Input (&x)[kHeld], const char* row,
   for (int v = 0; v < kHeld; ++v) {
     const int col = at.column(first, v);
     const char* from = row + static_cast<i64>(col >> kShift) * Input::kBytes;
-    if (at.inside && col + kElements <= H) {
+    x[v].clear();
+    if constexpr (Codes<Format>::kSplits) {
+      x[v].load_halves(from, at.inside && col < H, at.inside && col + kHalf < H, aligned);
+    } else if (at.inside && col < H) {
       x[v].load(from, aligned);
-    } else if (Codes<Format>::kSplits && at.inside && col < H) {
-      x[v].load_half(from);
-    } else {
-      x[v].clear();
     }
   }
 }
 
-// The largest of all lanes of the row; called by all threads of the CTA.
-__device__ __forceinline__ float row_maximum(float own, int lanes_shift) {
-  __shared__ float of_warps[kThreads / 32];
-  own = max_over_lanes<32>(own);
-  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = own;
+// The largest of all lanes of the row; called by all threads of the CTA. Numbers that are not negative are in the order of their
+// bits.
+__device__ __forceinline__ float row_maximum(float own, int row_warps) {
+  __shared__ unsigned of_warps[kThreads / 32];
+  unsigned bits = __reduce_max_sync(0xFFFFFFFFu, __float_as_uint(own));
+  const int warp = threadIdx.x / 32;
+  if (threadIdx.x % 32 == 0) of_warps[warp] = bits;
   __syncthreads();
-  const int first = threadIdx.x >> lanes_shift << (lanes_shift - 5);
-  own = of_warps[first];
-  for (int i = 1; i < 1 << (lanes_shift - 5); ++i) own = fmaxf(own, of_warps[first + i]);
-  return own;
+  bits = of_warps[(warp & -row_warps) + (threadIdx.x & (row_warps - 1))];
+  return __uint_as_float(__reduce_max_sync(0xFFFFFFFFu, bits));
+}
+
+// Stores the e5m6 codes of a warp's vectors, the first of which begins at column `first`, by way of shared memory, so that
+// neighbouring lanes write neighbouring words.
+template <class Input>
+__device__ __forceinline__ void store_e5m6(const Input& x, float factor, char* row, int first, int H) {
+  __shared__ __align__(8) unsigned stages[kThreads / 32][32 * kWordsPerVector];
+  const int lane = threadIdx.x % 32;
+  const int words = (H - first) / kHalf * (kWordsPerVector / 2);
+  if (words <= 0) return;
+  unsigned* stage = stages[threadIdx.x / 32];
+  unsigned own[kWordsPerVector];
+  to_e5m6(x, factor, own);
+  __syncwarp();
+#pragma unroll
+  for (int i = 0; i < kWordsPerVector; i += 2) {
+    *reinterpret_cast<uint2*>(stage + kWordsPerVector * lane + i) = make_uint2(own[i], own[i + 1]);
+  }
+  __syncwarp();
+  unsigned* to = reinterpret_cast<unsigned*>(row) + static_cast<i64>(first >> kShift) * kWordsPerVector + lane;
+#pragma unroll
+  for (int i = 0; i < kWordsPerVector; ++i) {
+    if (32 * i + lane < words) to[32 * i] = stage[32 * i + lane];
+  }
 }
 
 // Stores the codes of a lane's vector, which begins at column `col`; all lanes of the warp take part.
 template <class Format, class Input>
 __device__ __forceinline__ void store_codes(const Input& x, float factor, bool power_of_two, char* row, int col, int H) {
   if constexpr (Codes<Format>::kSplits) {
-    // By way of shared memory, so that neighbouring lanes write neighbouring words.
-    __shared__ unsigned stages[kThreads / 32][32 * kWordsPerVector];
-    unsigned* stage = stages[threadIdx.x / 32];
-    const int lane = threadIdx.x % 32;
-    unsigned words[kWordsPerVector];
-    to_e5m6(x, factor, words);
-#pragma unroll
-    for (int i = 0; i < kWordsPerVector; i += 2) {
-      *reinterpret_cast<uint2*>(stage + kWordsPerVector * lane + i) = make_uint2(words[i], words[i + 1]);
-    }
-    __syncwarp();
-    const i64 first = static_cast<i64>((col >> kShift) - lane) * kWordsPerVector;
-    const i64 end = static_cast<i64>(H / kHalf) * (kWordsPerVector / 2);
-#pragma unroll
-    for (int i = 0; i < kWordsPerVector; ++i) {
-      const int word = 32 * i + lane;
-      if (first + word < end) reinterpret_cast<unsigned*>(row)[first + word] = stage[word];
-    }
-    __syncwarp();
+    store_e5m6(x, factor, row, col - static_cast<int>(threadIdx.x % 32) * kElements, H);
   } else if (col < H) {
     Codes<Format> codes;
     to_codes<true>(x, factor, power_of_two, codes);
@@ -113,7 +125,7 @@ __device__ __forceinline__ void store_codes(const Input& x, float factor, bool p
   }
 }
 
-// A row has 1, 2, 4 or 8 warps.
+// row_warps: a power of two.
 template <class Input, class Format, Sf kSf>
 __device__ __forceinline__ void cast(const void* x_base, void* out, void* sf, int T, int H, i64 ld, i64 ld_out, i64 sf_row,
                                      int row_warps, bool rounded, float amax_min) {
@@ -135,7 +147,7 @@ __device__ __forceinline__ void cast(const void* x_base, void* out, void* sf, in
 #pragma unroll
     for (int v = 0; v < kHeld; ++v) amax = fmaxf(amax, x[v].maximum());
   }
-  amax = row_maximum(amax, lanes_shift);
+  amax = row_maximum(amax, row_warps);
   if (!at.inside) asm volatile("exit;");  // a whole warp
   const Scale scale = rounded ? rounded_scale<Format>(amax) : plain_scale<Format>(amax);
   for (int first = 0; first < H; first += step) {

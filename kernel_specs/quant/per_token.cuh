@@ -163,7 +163,7 @@ __device__ __forceinline__ bool turned(i64 sf_row, i64 sf_col) { return kSf != S
 
 // ---- the kernels. T, H: rows and columns of elements. ld: elements of memory from row to row.
 
-template <class Input, class Format, Sf kSf>
+template <class Input, class Format, Sf kSf, bool kStochastic>
 __device__ __forceinline__ void cast(const void* x_base, void* out, void* sf, int T, int H, i64 ld, i64 ld_out, i64 sf_row,
                                      i64 sf_col, int block_columns, bool rounded, float amax_min) {
   constexpr bool kBounded = kSf != Sf::kE4m3;  // an e4m3 scale may be too small for its block
@@ -182,7 +182,11 @@ __device__ __forceinline__ void cast(const void* x_base, void* out, void* sf, in
     const Scale scale = scale_of<Format, kSf>(fmaxf(amax_min, amax[v]), rounded);
     if (at.has(v, H)) {
       Codes<Format> codes;
-      to_codes<kBounded>(x[v], scale.inv, rounded, codes);
+      if constexpr (kStochastic) {
+        to_codes_stochastic(x[v], scale.inv, (at.col + v * kStep) / 4, codes);
+      } else {
+        to_codes<kBounded>(x[v], scale.inv, rounded, codes);
+      }
       codes.store(to + v * 32 * codes.kBytes);
     }
     store_scale<kSf>(scales.at(v), scale, at.lane, block, at.has(v, H));

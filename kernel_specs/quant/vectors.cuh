@@ -23,10 +23,16 @@ struct Bfloat16 {
   unsigned words[8];
 
   __device__ __forceinline__ void load(const char* from, bool aligned) { load_32(words, from, aligned); }
-  __device__ __forceinline__ void load_half(const char* from) {
-    clear();
-    const uint4 v = load_16(from);
-    words[0] = v.x, words[1] = v.y, words[2] = v.z, words[3] = v.w;
+  // Leaves what it does not load.
+  __device__ __forceinline__ void load_halves(const char* from, bool first, bool second, bool) {
+    if (first) {
+      const uint4 v = load_16(from);
+      words[0] = v.x, words[1] = v.y, words[2] = v.z, words[3] = v.w;
+    }
+    if (second) {
+      const uint4 v = load_16(from + 16);
+      words[4] = v.x, words[5] = v.y, words[6] = v.z, words[7] = v.w;
+    }
   }
   __device__ __forceinline__ void store(char* to, bool aligned) const { store_32(to, words, aligned); }
   __device__ __forceinline__ void clear() { memset(words, 0, sizeof(words)); }
@@ -54,9 +60,9 @@ struct Float32 {
     load_32(words[0], from, aligned);
     load_32(words[1], from + 32, aligned);
   }
-  __device__ __forceinline__ void load_half(const char* from) {
-    clear();
-    load_32(words[0], from, false);
+  __device__ __forceinline__ void load_halves(const char* from, bool first, bool second, bool aligned) {
+    if (first) load_32(words[0], from, aligned);
+    if (second) load_32(words[1], from + 32, aligned);
   }
   __device__ __forceinline__ void store(char* to, bool aligned) const {
     store_32(to, words[0], aligned);
@@ -208,6 +214,40 @@ __device__ __forceinline__ void to_codes(const Input& x, float factor, bool fact
   }
 }
 #endif
+
+// ---- codes, rounded stochastically: quads of elements share their random bits
+
+struct Quad {
+  float a, b, c, d;
+  __device__ __forceinline__ unsigned random(unsigned index) const { return random_words(a, b, c, d, index).first; }
+};
+
+// Quad i of the products with factor.
+template <class Input>
+__device__ __forceinline__ Quad quad_of(const Input& x, float factor, int i) {
+  return {__fmul_rn(x.value(4 * i), factor), __fmul_rn(x.value(4 * i + 1), factor), __fmul_rn(x.value(4 * i + 2), factor),
+          __fmul_rn(x.value(4 * i + 3), factor)};
+}
+
+// `index`: of the first quad among those of the row.
+template <class Input>
+__device__ __forceinline__ void to_codes_stochastic(const Input& x, float factor, unsigned index, Codes<E4M3>& codes) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const Quad v = quad_of(x, factor, i);
+    codes.words[i] = stochastic_e4m3x4(v.a, v.b, v.c, v.d, v.random(index + i));
+  }
+}
+
+template <class Input>
+__device__ __forceinline__ void to_codes_stochastic(const Input& x, float factor, unsigned index, Codes<E2M1>& codes) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const Quad v = quad_of(x, factor, 2 * half), w = quad_of(x, factor, 2 * half + 1);
+    codes.words[half] = stochastic_e2m1x4(v.a, v.b, v.c, v.d, v.random(index + 2 * half)) |
+                        stochastic_e2m1x4(w.a, w.b, w.c, w.d, w.random(index + 2 * half + 1)) << 16;
+  }
+}
 
 // ---- the values of codes, exact in float16
 

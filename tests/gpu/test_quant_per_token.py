@@ -26,6 +26,8 @@ SCALES: list[tuple[str, dict[str, bool]]] = [
 ]
 LARGEST = {"e4m3": 448.0, "e2m1": 6.0}
 COL_MAJOR = "use_tma_aligned_col_major_sf"
+#: The arch whose stochastic results the reference gives bit for bit; others round by instructions.
+SOFTWARE_ROUNDING = (9, 0)
 
 
 def same_pairs(ours: tuple[torch.Tensor, torch.Tensor], wanted: tuple[torch.Tensor, torch.Tensor]) -> bool:
@@ -58,6 +60,58 @@ def test_cast_of_a_slice(dtype: torch.dtype, fmt: str, block: int, col_major: bo
     alone = ops.quant.per_token_cast_with_sf_only(x, fmt, block, **{COL_MAJOR: col_major}, **flags)
     assert same(alone, wanted[1])
     assert alone.stride() == wanted[1].stride()
+
+
+def codes_of(data: torch.Tensor) -> torch.Tensor:
+    """The codes of e4m3 or packed e2m1 data; those of neighbours with one sign differ by 1."""
+    return reference.rules.unpack_e2m1(data).int() if data.dtype == torch.int8 else data.view(torch.uint8).int()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("fmt", ["e4m3", "e2m1"])
+@pytest.mark.parametrize("col_major", [False, True])
+@pytest.mark.parametrize(("sf_format", "flags"), SCALES)
+def test_stochastic_cast_of_a_slice(dtype: torch.dtype, fmt: str, col_major: bool, sf_format: str, flags: dict[str, bool]) -> None:
+    x = random(33, 2 * 1088, dtype=dtype)[:, 1088:]
+    given = {"fmt": fmt, "block": 32, "col_major": col_major, **rules(fmt, sf_format, flags)}
+    data, sf = ops.quant.per_token_cast(x, fmt, 32, **{COL_MAJOR: col_major}, **flags, stochastic_cast=True)
+    again, _ = ops.quant.per_token_cast(x, fmt, 32, **{COL_MAJOR: col_major}, **flags, stochastic_cast=True)
+    assert same(data, again)
+    nearest, wanted_sf = reference.per_token_cast(x, **given)
+    assert same(sf, wanted_sf)
+    assert sf.stride() == wanted_sf.stride()
+    assert set((codes_of(data) - codes_of(nearest)).unique().tolist()) == {-1, 0, 1}
+    if torch.cuda.get_device_capability() == SOFTWARE_ROUNDING:
+        assert same(data, reference.per_token_cast_stochastic(x, **given)[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(("fmt", "largest", "values"), [("e4m3", 448.0, [0.3, 37.3, -1.07]), ("e2m1", 6.0, [0.3, 5.1, -1.07])])
+def test_stochastic_codes_are_neighbours_and_unbiased(dtype: torch.dtype, fmt: str, largest: float, values: list[float]) -> None:
+    """Blocks whose scale is 1; each of the four places of a quad has random bits of its own, so each is looked at."""
+    for value in values:
+        x = torch.full((1, 2**22), value, device="cuda", dtype=dtype)
+        x[:, ::64] = largest
+        data, sf = ops.quant.per_token_cast(x, fmt, 64, stochastic_cast=True)
+        assert (sf == 1).all()
+        found = data.float() if fmt == "e4m3" else reference.rules.e2m1_values(reference.rules.unpack_e2m1(data))
+        rounded = found.view(-1, 64)[:, 4:].reshape(-1, 4).double()
+        low, high = rounded.unique().tolist()
+        given = x[0, 1].double()
+        assert low < given < high
+        neighbours = codes_of(data)[0, 4:64].unique().tolist()
+        assert neighbours[1] - neighbours[0] == 1
+        deviation = (high - low) / 2 / rounded.shape[0] ** 0.5
+        assert ((rounded.mean(dim=0) - given).abs() <= 6 * deviation).all()
+
+
+def test_stochastic_rounding_of_special_values() -> None:
+    x = torch.tensor([448.0, float("nan"), -0.0, 0.0, -448.0, 1.0, 2.0**-9, 0.0] * 72, device="cuda").view(1, 576)
+    data, _ = ops.quant.per_token_cast(x, "e4m3", 64, stochastic_cast=True)
+    assert data.view(torch.uint8).view(-1, 8).unique(dim=0).tolist() == [[0x7E, 0x7F, 0x80, 0x00, 0xFE, 0x38, 0x01, 0x00]]
+    x = torch.tensor([6.0, float("nan"), -0.0, 0.0, -6.0, 1.0, 0.5, 0.0] * 72, device="cuda").view(1, 576)
+    data, _ = ops.quant.per_token_cast(x, "e2m1", 64, stochastic_cast=True)
+    assert data.view(torch.uint8).view(-1, 4).unique(dim=0).tolist() == [[0x77, 0x08, 0x2F, 0x01]]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -160,6 +214,7 @@ def test_no_rows_launch_nothing() -> None:
     x = random(0, 576)
     data, sf = ops.quant.per_token_cast(x, "e2m1", 32, use_tma_aligned_col_major_sf=True, use_e4m3_sf=True)
     assert (data.shape, sf.shape, sf.dtype) == ((0, 288), (0, 18), E4M3)
+    assert ops.quant.per_token_cast(x, "e4m3", 64, stochastic_cast=True)[0].shape == (0, 576)
     assert ops.quant.per_token_cast_with_sf_only(x, "e4m3", 64).shape == (0, 9)
     assert ops.quant.per_token_cast_with_precomputed_sf(x, "e4m3", 64, sf.float()[:, :9]).shape == (0, 576)
     ops.quant.per_token_cast_and_cast_back(x, "e4m3", 64)
@@ -180,7 +235,12 @@ X = (4, 576)
         lambda x: ops.quant.per_token_cast(x, "e4m3", 256),
         lambda x: ops.quant.per_token_cast(x, "e4m3", 32, use_packed_ue8m0=True),
         lambda x: ops.quant.per_token_cast(x, "e4m3", 32, round_sf=True, use_e4m3_sf=True),
-        lambda x: ops.quant.per_token_cast(x, "e4m3", 32, stochastic_cast=True),
+        lambda x: ops.quant.per_token_cast(x, "e4m3", 24, stochastic_cast=True),
+        lambda x: ops.quant.per_token_cast(x.half(), "e4m3", 32, stochastic_cast=True),
+        lambda x: ops.quant.per_token_cast(x, "e4m3", 32, (1, 32), stochastic_cast=True),
+        lambda x: ops.quant.per_token_cast(
+            (x.to(E4M3), torch.ones(4, 18, device="cuda")), "e4m3", 32, (1, 32), stochastic_cast=True
+        ),
         lambda x: ops.quant.per_token_cast(x, "e4m3", 32, (1, 32)),
         lambda x: ops.quant.per_token_cast((x.to(E4M3), torch.ones(4, 18, device="cuda")), "e4m3", 32),
         lambda x: ops.quant.per_token_cast((x.to(E4M3), torch.ones(4, 17, device="cuda")), "e4m3", 32, (1, 32)),
@@ -216,6 +276,11 @@ OP_CALLS = {
         torch.ops.tkbuild.per_token_cast,
         (x,),
         {"fmt": "e2m1", "sf_format": "e4m3", "col_major": True, "block": 32, "round_sf": 0, "amax_min": 1e-2},
+    ),
+    "stochastic": lambda x: (
+        torch.ops.tkbuild.per_token_cast_stochastic,
+        (x,),
+        {"fmt": "e4m3", "sf_format": "f32", "col_major": False, "block": 32, "round_sf": 1, "amax_min": 1e-4},
     ),
     "sf_only": lambda x: (
         torch.ops.tkbuild.per_token_cast_with_sf_only,

@@ -43,6 +43,11 @@ def cast(x: torch.Tensor, **changed: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return quant.per_token_cast(x, **{**given, **changed})
 
 
+def cast_stochastic(x: torch.Tensor, **changed: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    given = {"fmt": "e4m3", "block": 64, "sf_format": "f32", "round_sf": 0, "amax_min": 1e-4, "col_major": False}
+    return quant.per_token_cast_stochastic(x, **{**given, **changed})
+
+
 def recast(x: torch.Tensor, x_sf: torch.Tensor, **changed: Any) -> tuple[torch.Tensor, torch.Tensor]:
     given = {"fmt": "e4m3", "block": 64, "sf_format": "f32", "round_sf": 0, "amax_min": 1e-4, "col_major": False, "xm": 1, "xk": 32}
     return quant.per_token_recast(x, x_sf, **{**given, **changed})
@@ -157,6 +162,72 @@ def test_each_block_has_its_own_scale(block: int) -> None:
     assert codes_of(data) == [7] * 192
 
 
+# ---- stochastic rounding
+
+
+def halves_by_hand(bits: list[int], index: int) -> list[int]:
+    """The 16 random bits of each value of the quad ``index``, whose values have the float32 bits ``bits``."""
+    mask = 0xFFFFFFFF
+    h = index
+    for word, factor in zip(bits, (0x5671D42B, 0x9995E499, 0xACE1B8A5, 0xE153538D), strict=True):
+        h = (h + word * factor) & mask
+    h = (h ^ h >> 23) * 0x7FEB352D & mask
+    h = (h ^ h >> 16) * 0x846CA68B & mask
+    h ^= h >> 11
+    low, high = f"{h & 0xFFFF:016b}", f"{h >> 16:016b}"
+    return [int(digits, 2) for digits in (low, low[::-1], high, high[::-1])]
+
+
+@pytest.mark.parametrize("quad", [0, 1, 5, 15])
+def test_random_bits_come_from_the_products_and_their_column(quad: int) -> None:
+    """Between 1 and 1.125 are 2**16 steps; a value goes up if its place among them and its random bits together reach the next."""
+    places = [0x1000, 0x7FFF, 0x8000, 0xF000]
+    x = torch.full((2, 64), 448.0)
+    x[:, 4 * quad : 4 * quad + 4] = torch.tensor([1 + place * 2.0**-19 for place in places])
+    random = halves_by_hand(bits_of(x[0, 4 * quad : 4 * quad + 4]), quad)
+    data, sf = cast_stochastic(x)
+    assert sf.tolist() == [[1.0]] * 2
+    wanted = [0x39 if place + bits >= 2**16 else 0x38 for place, bits in zip(places, random, strict=True)]
+    for row_codes in data:
+        assert codes_of(row_codes)[4 * quad : 4 * quad + 4] == wanted
+
+
+@pytest.mark.parametrize("sf_format", ["f32", "ue8m0", "e4m3"])
+@pytest.mark.parametrize("fmt", ["e4m3", "e2m1"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_stochastic_codes_are_those_of_neighbours_and_scales_the_usual_ones(sf_format: str, fmt: str, dtype: torch.dtype) -> None:
+    x = torch.randn(33, 192, generator=torch.Generator().manual_seed(7)).to(dtype)
+    given = {"fmt": fmt, "sf_format": sf_format, "block": 64, "col_major": True, "amax_min": 1e-4}
+    data, sf = cast_stochastic(x, **given)
+    nearest, wanted = cast(x, **given)
+    assert (sf.stride(), codes_of(sf)) == (wanted.stride(), codes_of(wanted))
+    distances = torch.tensor(codes_of(data)) - torch.tensor(codes_of(nearest))
+    assert set(distances.tolist()) == {-1, 0, 1}
+
+
+@pytest.mark.parametrize("fmt", ["e4m3", "e2m1"])
+def test_the_stochastic_cast_is_unbiased(fmt: str) -> None:
+    largest = {"e4m3": 448.0, "e2m1": 6.0}[fmt]
+    x = torch.full((1, 2**18), 1.3)
+    x[:, ::64] = largest
+    values = quant.per_token_cast_and_cast_back(x, fmt=fmt, block=64, round_sf=0, e4m3_sf=0, amax_min=1e-4)
+    data, _ = cast_stochastic(x, fmt=fmt)
+    found = data.float() if fmt == "e4m3" else quant.rules.e2m1_values(quant.rules.unpack_e2m1(data))
+    rounded = found.view(-1, 64)[:, 4:]
+    step = {"e4m3": 0.125, "e2m1": 0.5}[fmt]
+    assert rounded.unique().numel() == 2
+    assert values[0, 1].item() in rounded.unique().tolist()
+    for place in range(4):
+        assert abs(rounded[:, place::4].double().mean() - 1.3) < 6 * step / 2 / (2**18 / 64 * 15) ** 0.5
+
+
+@pytest.mark.parametrize("fmt", ["e4m3", "e2m1"])
+def test_stochastic_rounding_keeps_what_the_format_has(fmt: str) -> None:
+    x = row(448.0, -448.0, 0.0, -0.0, NAN) if fmt == "e4m3" else row(6.0, -6.0, 0.0, -0.0, NAN, 0.5, -3.0)
+    for ours, theirs in zip(cast_stochastic(x, fmt=fmt), cast(x, fmt=fmt, block=64, amax_min=1e-4), strict=True):
+        assert codes_of(ours) == codes_of(theirs)
+
+
 # ---- scales only, given scales
 
 
@@ -267,5 +338,6 @@ def test_recast_with_scales_of_one_is_the_cast_of_the_values() -> None:
 def test_no_rows(sf_format: str) -> None:
     data, sf = cast(torch.zeros(0, 192), sf_format=sf_format, col_major=True)
     assert (data.shape, sf.shape) == ((0, 96), (0, 2 if sf_format == "ue8m0" else 6))
+    assert cast_stochastic(torch.zeros(0, 192), sf_format=sf_format)[0].shape == (0, 192)
     data, sf = recast(torch.zeros(0, 192, dtype=torch.float8_e4m3fn), torch.zeros(0, 6), sf_format=sf_format)
     assert (data.shape, sf.shape) == ((0, 192), (0, 1 if sf_format == "ue8m0" else 3))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from tkbuild.errors import ArgumentError, NoVariantError
+from tkbuild.errors import ArgumentError
 from tkbuild.ops.config import settings
 from tkbuild.ops.quant.types import QuantTensor
 from tkbuild.runtime.op import kernel_op
 
 _per_token_cast = kernel_op("quant.per_token_cast")
+_stochastic_cast = kernel_op("quant.per_token_cast_stochastic")
 _recast = kernel_op("quant.per_token_recast")
 _with_sf_only = kernel_op("quant.per_token_cast_with_sf_only")
 _with_precomputed_sf = kernel_op("quant.per_token_cast_with_precomputed_sf")
@@ -42,6 +43,11 @@ def per_token_cast(
     x may be quantised data with scales of blocks of ``x_block_size`` rows and columns. What is quantised then are the products of
     data and scale; the factor of an element is the product of its scale and 448 / abs-max, rounded.
 
+    stochastic_cast: each product goes to one of its two neighbours in the format, so that its expected value is its own; sf does
+    not change. The random bits are hashes of four neighbouring products and their column: equal rows give equal results on one
+    arch. On sm_90a these are those of the reference; sm_100a rounds by instructions which use the same bits in a way of their own.
+    x is then bfloat16 or float32.
+
     Shapes: x (T, H), H a multiple of 64 -> data (T, H), 'e2m1' (T, H / 2) with the even column in the low half of a byte; sf
     (T, ceil(H / b)), packed (T, ceil(H / b / 4)); T may be 0. Blocks: b 16, 32, 64 or 128; those of x powers of two, at least 16
     columns.
@@ -49,17 +55,18 @@ def per_token_cast(
     'e4m3' or 'e2m1'; data float8_e4m3fn or int8; sf float32, int32 or float8_e4m3fn.
     Layout: rows of x at multiples of 16 bytes, of e2m1 data 8; scales of x any strides; sf row-major, or with
     ``use_tma_aligned_col_major_sf`` column by column, each a multiple of 16 bytes.
-    Raises: ArgumentError, LaunchError; NoVariantError for ``stochastic_cast``, which is not built.
+    Raises: ArgumentError, NoVariantError, LaunchError.
     """
     _check(per_token_cast, fmt, round_sf, use_packed_ue8m0, use_e4m3_sf)
-    if stochastic_cast:
-        raise _no_stochastic_cast()
     static = (fmt, "e4m3" if use_e4m3_sf else "ue8m0" if use_packed_ue8m0 else "f32", use_tma_aligned_col_major_sf)
     scalars = (num_per_channels, round_sf, settings.clamps[fmt, use_e4m3_sf])
     if isinstance(x, torch.Tensor) and x_block_size is None:
-        result: QuantTensor = _per_token_cast((x,), static, scalars, out)
+        cast = _stochastic_cast if stochastic_cast else _per_token_cast
+        result: QuantTensor = cast((x,), static, scalars, out)
     elif isinstance(x, torch.Tensor) or x_block_size is None:
         raise ArgumentError("quant.per_token_cast: a pair (data, sf) as x and x_block_size go together; one of them is missing")
+    elif stochastic_cast:
+        raise ArgumentError("quant.per_token_cast: quantised input with stochastic_cast=True, expected bfloat16 or float32")
     else:
         result = _recast(tuple(x), static, (*x_block_size, *scalars), out)
     return result
@@ -148,11 +155,3 @@ def _check(function: object, fmt: str, round_sf: bool, packed: bool, e4m3_sf: bo
         raise ArgumentError(f"{name}: use_e4m3_sf with round_sf or use_packed_ue8m0, expected one kind of scales")
     if packed and not round_sf:
         raise ArgumentError(f"{name}: use_packed_ue8m0 needs round_sf=True: packed scales are powers of two")
-
-
-def _no_stochastic_cast() -> NoVariantError:
-    return NoVariantError(
-        "quant.per_token_cast: stochastic_cast=True is not built: its kernels round to nearest even only; "
-        "quant.cast rounds stochastically, without scales",
-        kernel="quant.per_token_cast",
-    )

@@ -19,8 +19,9 @@ _backward = kernel_op("quant.swiglu_backward")
 
 _E4M3_F32 = ("e4m3", False)
 _PLAIN_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+_STATIC_OF_PLAIN_DTYPE = {torch.bfloat16: ("bfloat16",), torch.float32: ("float32",)}
 _BLOCKS = (32, 128)
-_NUM_COUNTS = 4
+_NUM_COUNTS = (4,)
 _NO_LIMIT = -1.0
 
 
@@ -54,15 +55,14 @@ def swiglu_forward_and_per_token_cast(
     Raises: ArgumentError, NoVariantError, LaunchError.
     """
     name = "quant.swiglu_forward_and_per_token_cast"
-    require(
-        fmt == "e4m3" and num_per_channels in _BLOCKS, name, f"fmt={fmt!r} in blocks of {num_per_channels}", "'e4m3' of 32 or 128"
-    )
+    _check_format(name, fmt, num_per_channels)
+    width = half_width(name, x)
     _check_rows(name, x, psum_num_tokens_per_expert, topk_weights, routed_scaling_factor)
     check_counts(name, clamped_count, _NUM_COUNTS, clamp_value)
     rows = (None, topk_weights, None, psum_num_tokens_per_expert)
     flags = (use_tma_aligned_col_major_sf, round_sf, use_packed_ue8m0)
     scalars = (settings.token_alignment, _scaling(routed_scaling_factor), limit_of(name, clamp_value))
-    return forward_cast(name, x, rows, num_per_channels, flags, clamped_count, scalars, settings.clamps[_E4M3_F32])
+    return forward_cast(name, x, width, rows, num_per_channels, flags, clamped_count, scalars, settings.clamps[_E4M3_F32])
 
 
 def swiglu_forward(
@@ -80,9 +80,10 @@ def swiglu_forward(
     """
     name = "quant.swiglu_forward"
     dtype = _plain_dtype(name, fmt)
+    width = half_width(name, x)
     _check_rows(name, x, psum_num_tokens_per_expert, topk_weights, routed_scaling_factor)
     check_counts(name, clamped_count, _NUM_COUNTS, clamp_value)
-    out = torch.empty((x.shape[0], half_width(name, x)), dtype=dtype, device=x.device)
+    out = torch.empty((x.shape[0], width), dtype=dtype, device=x.device)
     scalars = (settings.token_alignment, _scaling(routed_scaling_factor), limit_of(name, clamp_value))
     _forward((x, None, topk_weights, None, psum_num_tokens_per_expert, out, clamped_count), (), scalars)
     return out
@@ -119,18 +120,19 @@ def swiglu_backward_and_per_token_cast(
     Raises: ArgumentError, NoVariantError, LaunchError.
     """
     name = "quant.swiglu_backward_and_per_token_cast"
-    require(
-        fmt == "e4m3" and num_per_channels in _BLOCKS, name, f"fmt={fmt!r} in blocks of {num_per_channels}", "'e4m3' of 32 or 128"
-    )
+    _check_format(name, fmt, num_per_channels)
     check_packed(name, round_sf, use_packed_ue8m0)
-    data, sf = flat_rows(name, x[0]), x[1]
+    data, x_sf = x
+    data = flat_rows(name, data)
+    width = half_width(name, data)
     _check_rows(name, data, psum_num_tokens_per_expert, topk_weights, routed_scaling_factor)
-    extras = _gradient_buffers(data, torch.bfloat16, topk_weights, do_recompute)
-    tensors = (data, sf, flat_rows(name, act_x_grad), topk_weights, psum_num_tokens_per_expert, *extras)
+    extras = _gradient_buffers(data, width, torch.bfloat16, topk_weights, do_recompute)
+    tensors = (data, x_sf, flat_rows(name, act_x_grad), topk_weights, psum_num_tokens_per_expert, *extras)
     static = (num_per_channels, "ue8m0" if use_packed_ue8m0 else "f32", use_tma_aligned_col_major_sf)
-    scalars = (settings.token_alignment, _scaling(routed_scaling_factor), limit_of(name, clamp_value))
-    x_grad, *quantised = _backward_cast(tensors, static, (*scalars, round_sf, settings.clamps[_E4M3_F32]))
-    return x_grad, tuple(quantised), *(extra for extra in extras if extra is not None)
+    limit = limit_of(name, clamp_value)
+    scalars = (settings.token_alignment, _scaling(routed_scaling_factor), limit, round_sf, settings.clamps[_E4M3_F32])
+    x_grad, quantised, sf = _backward_cast(tensors, static, scalars)
+    return x_grad, (quantised, sf), *_given(extras)
 
 
 def swiglu_backward(
@@ -150,62 +152,72 @@ def swiglu_backward(
     name = "quant.swiglu_backward"
     dtype = _plain_dtype(name, fmt)
     rows = flat_rows(name, x)
+    width = half_width(name, rows)
     _check_rows(name, rows, psum_num_tokens_per_expert, topk_weights, routed_scaling_factor)
-    extras = _gradient_buffers(rows, dtype, topk_weights, do_recompute)
+    extras = _gradient_buffers(rows, width, dtype, topk_weights, do_recompute)
     tensors = (rows, flat_rows(name, act_x_grad), topk_weights, psum_num_tokens_per_expert, *extras)
     scalars = (settings.token_alignment, _scaling(routed_scaling_factor), limit_of(name, clamp_value))
-    x_grad = _backward(tensors, (str(dtype).removeprefix("torch."),), scalars)
-    return x_grad, *(extra for extra in extras if extra is not None)
+    x_grad = _backward(tensors, _STATIC_OF_PLAIN_DTYPE[dtype], scalars)
+    return x_grad, *_given(extras)
 
 
 # ---- shared with the contract of 1.0
 
 
-def require(holds: bool, name: str, found: str, expected: str) -> None:
-    """Raises: ArgumentError unless ``holds``."""
-    if not holds:
-        raise ArgumentError(f"{name}: {found}, expected {expected}", kernel=name)
+def refusal(name: str, found: str, expected: str) -> ArgumentError:
+    """Return the error of a call of ``name`` outside its contract; texts are made on the way to it only, since they take time."""
+    return ArgumentError(f"{name}: {found}, expected {expected}", kernel=name)
 
 
 def half_width(name: str, x: torch.Tensor) -> int:
     """Return H of x (N, 2 H). Raises: ArgumentError for another rank or an odd width."""
-    require(x.dim() == 2 and x.shape[1] % 2 == 0, name, f"x has the shape {tuple(x.shape)}", "(N, 2 H)")
-    return x.shape[1] // 2
+    shape = x.shape
+    if len(shape) != 2 or shape[1] % 2 != 0:
+        raise refusal(name, f"x has the shape {tuple(shape)}", "(N, 2 H)")
+    return shape[1] // 2
 
 
 def limit_of(name: str, clamp_value: float | None) -> float:
     """Return the kernels' form of a limit, where a negative number stands for none. Raises: ArgumentError for one below 0."""
     if clamp_value is None:
         return _NO_LIMIT
-    require(clamp_value >= 0, name, f"the clamp value is {clamp_value}", "a number from 0, or None")
+    if not clamp_value >= 0:
+        raise refusal(name, f"the clamp value is {clamp_value}", "a number from 0, or None")
     return float(clamp_value)
 
 
-def check_counts(name: str, clamped_count: torch.Tensor | None, size: int, clamp_value: float | None) -> None:
-    """Raises: ArgumentError for counts without a limit or of another size."""
+def check_counts(name: str, clamped_count: torch.Tensor | None, shape: tuple[int], clamp_value: float | None) -> None:
+    """Raises: ArgumentError for counts without a limit or of another shape."""
     if clamped_count is None:
         return
-    require(clamp_value is not None, name, "clamped_count without a clamp value", "both")
-    require(clamped_count.shape == (size,), name, f"clamped_count has the shape {tuple(clamped_count.shape)}", f"({size},)")
+    if clamp_value is None:
+        raise refusal(name, "clamped_count without a clamp value", "both")
+    if clamped_count.shape != shape:
+        raise refusal(name, f"clamped_count has the shape {tuple(clamped_count.shape)}", f"{shape}")
 
 
 def check_packed(name: str, round_sf: bool, packed: bool) -> None:
     """Raises: ArgumentError for packed scales that are not rounded."""
-    require(round_sf or not packed, name, "use_packed_ue8m0 without round_sf", "round_sf=True: packed scales are powers of two")
+    if packed and not round_sf:
+        raise refusal(name, "use_packed_ue8m0 without round_sf", "round_sf=True: packed scales are powers of two")
 
 
 def flat_rows(name: str, x: torch.Tensor) -> torch.Tensor:
     """Return x (.., C) of two or three dimensions as (N, C). Raises: ArgumentError for other ranks, or rows apart."""
-    require(x.dim() in (2, 3), name, f"a tensor of {x.dim()} dimensions", "2 or 3")
-    if x.dim() == 2:
+    rank = x.dim()
+    if rank == 2:
         return x
-    require(x.is_contiguous(), name, f"strides {x.stride()} of a tensor of shape {tuple(x.shape)}", "a contiguous one")
+    if rank != 3:
+        raise refusal(name, f"a tensor of {rank} dimensions", "2 or 3")
+    if not x.is_contiguous():
+        raise refusal(name, f"strides {x.stride()} of a tensor of shape {tuple(x.shape)}", "a contiguous one")
     return x.view(-1, x.shape[-1])
 
 
 def forward_cast(
     name: str,
     x: torch.Tensor,
+    width: int,
     rows: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None],
     block: int,
     flags: tuple[bool, bool, bool],
@@ -213,15 +225,15 @@ def forward_cast(
     scalars: tuple[int, float, float],
     amax_min: float,
 ) -> QuantTensor:
-    """Launch the quantising kernel. rows: index, weights, experts, psum; block 0: whole rows; flags: column-major, round, packed;
+    """Launch the quantising kernel. width: H; rows: index, weights, experts, psum; block 0: whole rows; flags: column-major, round, packed;
     scalars: alignment, scaling, limit.
     """
     col_major, round_sf, packed = flags
     check_packed(name, round_sf, packed)
-    num_rows, width = x.shape[0], half_width(name, x)
-    data = torch.empty((num_rows, width), dtype=torch.float8_e4m3fn, device=x.device)
+    num_rows, device = x.shape[0], x.device
+    data = torch.empty((num_rows, width), dtype=torch.float8_e4m3fn, device=device)
     columns = -(-width // (block * (4 if packed else 1))) if block else 1
-    sf = _empty_scales(num_rows, columns, torch.int32 if packed else torch.float32, col_major, x.device)
+    sf = _empty_scales(num_rows, columns, torch.int32 if packed else torch.float32, col_major, device)
     _forward_cast((x, *rows, data, sf, clamped_count), (block,), (*scalars, round_sf, amax_min))
     return data, sf
 
@@ -231,15 +243,24 @@ def _empty_scales(rows: int, columns: int, dtype: torch.dtype, col_major: bool, 
     if not col_major:
         return torch.empty((rows, columns), dtype=dtype, device=device)
     pitch = -(-rows // 4) * 4
+    if pitch == rows:
+        return torch.empty_strided((rows, columns), (1, pitch), dtype=dtype, device=device)
     return torch.empty((columns * pitch,), dtype=dtype, device=device).as_strided((rows, columns), (1, pitch))
 
 
 # ---- of this contract
 
 
+def _check_format(name: str, fmt: str, block: int) -> None:
+    if fmt != "e4m3" or block not in _BLOCKS:
+        raise refusal(name, f"fmt={fmt!r} in blocks of {block}", "'e4m3' of 32 or 128")
+
+
 def _plain_dtype(name: str, fmt: str) -> torch.dtype:
-    require(fmt in _PLAIN_DTYPES, name, f"fmt is {fmt!r}", "'bf16' or 'fp32'")
-    return _PLAIN_DTYPES[fmt]
+    dtype = _PLAIN_DTYPES.get(fmt)
+    if dtype is None:
+        raise refusal(name, f"fmt is {fmt!r}", "'bf16' or 'fp32'")
+    return dtype
 
 
 def _scaling(routed_scaling_factor: float | None) -> float:
@@ -253,25 +274,26 @@ def _check_rows(
     topk_weights: torch.Tensor | None,
     routed_scaling_factor: float | None,
 ) -> None:
-    half_width(name, x)
-    if psum is not None:
-        shape = tuple(psum.shape)
-        require(
-            psum.dim() == 1 and psum.numel() > 0, name, f"psum_num_tokens_per_expert has the shape {shape}", "(E,), E at least 1"
-        )
-    if topk_weights is not None:
-        shape, rows = tuple(topk_weights.shape), x.shape[0]
-        require(shape == (rows,), name, f"topk_weights has the shape {shape}", f"({rows},), one for each row")
+    if psum is not None and (psum.dim() != 1 or psum.numel() == 0):
+        raise refusal(name, f"psum_num_tokens_per_expert has the shape {tuple(psum.shape)}", "(E,), E at least 1")
+    if topk_weights is not None and topk_weights.shape != x.shape[:1]:
+        raise refusal(name, f"topk_weights has the shape {tuple(topk_weights.shape)}", f"({x.shape[0]},), one for each row")
     if routed_scaling_factor is not None:
-        require(topk_weights is not None, name, "routed_scaling_factor without topk_weights", "both")
-        require(not math.isnan(routed_scaling_factor), name, "routed_scaling_factor is NaN", "a number")
+        if topk_weights is None:
+            raise refusal(name, "routed_scaling_factor without topk_weights", "both")
+        if math.isnan(routed_scaling_factor):
+            raise refusal(name, "routed_scaling_factor is NaN", "a number")
 
 
 def _gradient_buffers(
-    x: torch.Tensor, dtype: torch.dtype, topk_weights: torch.Tensor | None, do_recompute: bool
+    x: torch.Tensor, width: int, dtype: torch.dtype, topk_weights: torch.Tensor | None, do_recompute: bool
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """Return (weight_grad, act), None for what is not wanted."""
-    rows, width = x.shape[0], x.shape[1] // 2
-    weight_grad = None if topk_weights is None else torch.empty((rows,), dtype=torch.float32, device=x.device)
-    act = torch.empty((rows, width), dtype=dtype, device=x.device) if do_recompute else None
+    rows, device = x.shape[0], x.device
+    weight_grad = None if topk_weights is None else torch.empty((rows,), dtype=torch.float32, device=device)
+    act = torch.empty((rows, width), dtype=dtype, device=device) if do_recompute else None
     return weight_grad, act
+
+
+def _given(extras: tuple[torch.Tensor | None, torch.Tensor | None]) -> tuple[torch.Tensor, ...]:
+    return tuple([extra for extra in extras if extra is not None])

@@ -14,6 +14,7 @@ from tkbuild.reference.quant.per_row import per_row_cast
 from tkbuild.reference.quant.per_token import (
     per_token_cast,
     per_token_cast_and_cast_back,
+    per_token_cast_stochastic,
     per_token_cast_with_precomputed_sf,
     per_token_cast_with_sf_only,
     per_token_recast,
@@ -46,6 +47,7 @@ __all__ = [
     "per_row_cast",
     "per_token_cast",
     "per_token_cast_and_cast_back",
+    "per_token_cast_stochastic",
     "per_token_cast_with_precomputed_sf",
     "per_token_cast_with_sf_only",
     "per_token_recast",

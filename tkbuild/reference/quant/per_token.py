@@ -23,8 +23,11 @@ from tkbuild.reference.quant.rules import (
     unpack_e2m1,
     unpack_ue8m0,
 )
+from tkbuild.reference.quant.stochastic import QUAD, random_bits_of_four, random_words, stochastic_e2m1, stochastic_e4m3
 
 _LARGEST = {"e4m3": E4M3_MAX, "e2m1": E2M1_MAX}
+#: The stochastic cast rounds this many elements at a time, or one row, since it needs many times their memory.
+_CHUNK_ELEMS = 2**26
 
 
 class _Scales(NamedTuple):
@@ -58,6 +61,28 @@ def per_token_cast(
     values = x.float()
     made = _scales(block_amax(values, 1, block), amax_min, _LARGEST[fmt], sf_format, bool(round_sf))
     data = _codes(values * expand(made.inv, 1, block, values.shape), fmt)
+    return data, _laid_out(made.stored, col_major)
+
+
+def per_token_cast_stochastic(
+    x: torch.Tensor,
+    *,
+    fmt: str,
+    sf_format: str,
+    col_major: bool,
+    block: int,
+    round_sf: int,
+    amax_min: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantise as ``per_token_cast`` does, but round each product of element and factor stochastically; return (data, sf).
+
+    The random bits are hashes of four neighbouring products and their column / 4, so that equal rows give equal results.
+    """
+    values = x.float()
+    made = _scales(block_amax(values, 1, block), amax_min, _LARGEST[fmt], sf_format, bool(round_sf))
+    products = canonical_nan(values * expand(made.inv, 1, block, values.shape))
+    rows = max(1, _CHUNK_ELEMS // max(1, x.shape[1]))
+    data = torch.cat([_stochastic_codes(part, fmt) for part in products.split(rows)])
     return data, _laid_out(made.stored, col_major)
 
 
@@ -137,6 +162,15 @@ def _e4m3_scales(amax: torch.Tensor, amax_min: float, largest: float) -> _Scales
 
 def _codes(values: torch.Tensor, fmt: str) -> torch.Tensor:
     return round_to_e4m3(values) if fmt == "e4m3" else pack_e2m1(round_to_e2m1(values))
+
+
+def _stochastic_codes(products: torch.Tensor, fmt: str) -> torch.Tensor:
+    quads = products.unflatten(1, (-1, QUAD))
+    columns = torch.arange(quads.shape[1], device=products.device)
+    random = random_bits_of_four(random_words(quads, columns)[0])
+    if fmt == "e4m3":
+        return stochastic_e4m3(quads, random).flatten(1)
+    return pack_e2m1(stochastic_e2m1(quads, random).flatten(1))
 
 
 def _values(data: torch.Tensor) -> torch.Tensor:
