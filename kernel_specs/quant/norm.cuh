@@ -1,30 +1,22 @@
 // Sums over rows that whole warps share, in one order for every arch and SM count. Included behind formats.cuh.
 namespace rms {
 using quant::i64;
-constexpr int kLaneColumns = 32;  // of a row that a lane has at most, in vectors of 16 bytes
-constexpr int kMaxRowWarps = 8;
-constexpr int kMaxColumns = kMaxRowWarps * 32 * kLaneColumns;
-
 template <int kCount>
 struct Warps {};
 
-// Calls `function` with the number of warps that rows of `columns` are shared by, the least power of two that suffices.
-template <class Function>
+// Calls `function` with the least power of two of warps, of kWarpColumns columns each, that cover a row, at most kMaxRowWarps.
+template <int kMaxRowWarps, int kWarpColumns, class Function>
 __device__ __forceinline__ void with_row_warps(int columns, const Function& function) {
-  if (columns > kMaxColumns / 2) {
-    function(Warps<8>());
-  } else if (columns > kMaxColumns / 4) {
-    function(Warps<4>());
-  } else if (columns > kMaxColumns / 8) {
-    function(Warps<2>());
-  } else {
-    function(Warps<1>());
+  if constexpr (kMaxRowWarps > 1) {
+    if (columns <= kMaxRowWarps / 2 * kWarpColumns) return with_row_warps<kMaxRowWarps / 2, kWarpColumns>(columns, function);
   }
+  function(Warps<kMaxRowWarps>());
 }
 
-// The thread's part of a row. The warps of a CTA are dealt out to groups, each of which works on a row of its own. Vector v of a
-// lane is the one at lane + v * kLanes of the row, so that what a warp accesses at one time lies side by side.
-template <int kRowWarps, int kCtaWarps, int kVector>
+// The thread's part of a row: up to kVectors vectors of kVector elements, 16 bytes. The warps of a CTA are dealt out to groups,
+// each of which works on a row of its own. Vector v of a lane is the one at v * kLanes + lane of the row, so that what a warp
+// accesses at one time lies side by side.
+template <int kRowWarps, int kCtaWarps, int kVector, int kVectors>
 struct Share {
   static constexpr int kLanes = 32 * kRowWarps, kGroups = kCtaWarps / kRowWarps;
   int columns, lane, group;
@@ -33,11 +25,9 @@ struct Share {
     // All lanes of a warp agree; the shuffle tells the compiler.
     if (kGroups > 1) group = __shfl_sync(0xFFFFFFFFu, int(threadIdx.x) / kLanes, 0);
   }
-  __device__ __forceinline__ int column(int vector) const { return (vector * kLanes + lane) * kVector; }
-  __device__ __forceinline__ int byte(int vector) const { return (vector * kLanes + lane) * 16; }
   // Rows of several warps have more than half of the columns that their lanes have room for.
   __device__ __forceinline__ bool has(int vector) const {
-    return (kRowWarps > 1 && (vector + 1) * kVector <= kLaneColumns / 2) || column(vector) < columns;
+    return (kRowWarps > 1 && 2 * vector < kVectors) || (vector * kLanes + lane) * kVector < columns;
   }
 
   // Waits for the other warps of the group. Barrier 0 is that of the whole CTA.
@@ -61,7 +51,7 @@ struct Share {
     float sums[kRowWarps];
 #pragma unroll
     for (int i = 0; i < kRowWarps; i += 2) {
-      const float2 pair = *reinterpret_cast<const float2*>(row + i);
+      const float2 pair = reinterpret_cast<const float2*>(__builtin_assume_aligned(row, 4 * kRowWarps))[i / 2];
       sums[i / 2] = __fadd_rn(pair.x, pair.y);
     }
 #pragma unroll
@@ -72,6 +62,15 @@ struct Share {
     return sums[0];
   }
 };
+
+// 1 / value, correctly rounded as by __frcp_rn, for a number of columns: without its branch to a path for what is no normal
+// number.
+__device__ __forceinline__ float reciprocal(int value) {
+  const float x = value;
+  float r;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+  return __fmaf_rn(r, -__fmaf_rn(x, r, -1.0f), r);
+}
 
 // Element i of words of two bfloat16 or of one float32.
 template <bool kBf16>

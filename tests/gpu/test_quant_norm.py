@@ -133,11 +133,15 @@ def test_nan_and_infinity_concern_their_row_only() -> None:
 
 
 def test_the_number_of_sms_changes_nothing_forward() -> None:
-    x, weight = random(777, 3072), random(3072)
-    wanted = ops.quant.norm_forward_and_per_token_cast(x, weight, 1e-6, "e4m3", 32)[0]
+    x, weight = random(1777, 7168), random(7168)
+
+    def cast() -> Any:
+        return ops.quant.norm_forward_and_per_token_cast(x, weight, 1e-6, "e4m3", 32, use_tma_aligned_col_major_sf=True)[0]
+
+    wanted = cast()
     try:
         ops.set_num_sms(1)
-        got = ops.quant.norm_forward_and_per_token_cast(x, weight, 1e-6, "e4m3", 32)[0]
+        got = cast()
     finally:
         ops.set_num_sms(0)
     assert same(got[0], wanted[0])

@@ -94,30 +94,41 @@ def test_the_result_is_rounded_to_bfloat16_once() -> None:
     assert y[0, 0, :2].tolist() == [1.0, 1.015625]
 
 
-@pytest.mark.parametrize(("first", "mean"), [(4096.0, 2.0**20), (1.0, 1048577.0)])
-def test_a_lane_adds_its_elements_one_after_another(first: float, mean: float) -> None:
-    """2**24 swallows every 1 behind it; 15 ones before it round 2**24 + 15 to 2**24 + 16."""
-    values = [first, *[1.0] * 14, 4097.0 - first]
-    _, rstd = forward(row(*values, columns=16))
+@pytest.mark.parametrize(("first", "last", "mean"), [(4096.0, 1.0, 2.0**20), (1.0, 4096.0, 2.0**20 + 0.5)])
+def test_a_lane_adds_its_elements_one_after_another(first: float, last: float, mean: float) -> None:
+    """2**24 swallows every 1 behind it; 7 ones before it round 2**24 + 7 to 2**24 + 8."""
+    _, rstd = forward(row(first, *[1.0] * 6, last, columns=16, dtype=torch.bfloat16))
     assert bits_of(rstd) == [bits(mean**-0.5)]
 
 
-@pytest.mark.parametrize(("large", "total"), [(0, 2.0**24), (7, 2.0**24 + 8)])
-def test_the_warps_follow_one_another(large: int, total: float) -> None:
-    """The first vectors of the lanes cover half of a row; those of warp w start at column 512 w."""
-    x = torch.zeros(1, 1, 8192)
-    x[0, 0, : 512 * 8 : 512] = 1.0
-    x[0, 0, 512 * large] = 4096.0
+@pytest.mark.parametrize(("dtype", "columns", "step"), [(torch.float32, 1024, 128), (torch.bfloat16, 2048, 256)])
+def test_a_lane_adds_its_vectors_one_after_another(dtype: torch.dtype, columns: int, step: int) -> None:
+    """2**24 swallows the ones of two further vectors of a lane, but not the 2 of the same places of the next lane."""
+    x = torch.zeros(1, 1, columns, dtype=dtype)
+    lane, other = [0, step, 2 * step], [8, 8 + step]
+    x[0, 0, lane], x[0, 0, other] = torch.tensor([4096.0, 1.0, 1.0], dtype=dtype), torch.ones(2, dtype=dtype)
     _, rstd = forward(x)
-    assert bits_of(rstd) == [bits((total / 8192) ** -0.5)]
+    assert bits_of(rstd) == [bits(((2.0**24 + 2) / columns) ** -0.5)]
+
+
+def sum_of_ones_and_4096(columns: int, ones: list[int]) -> float:
+    """The sum of squares of a row of float32 with 4096 at its start, from rstd."""
+    x = torch.zeros(1, 1, columns)
+    x[0, 0, 0], x[0, 0, ones] = 4096.0, 1.0
+    _, rstd = forward(x)
+    sums = [2.0**24 + extra for extra in range(0, 8, 2) if bits_of(rstd) == [bits(((2.0**24 + extra) / columns) ** -0.5)]]
+    return sums[0] - 2.0**24
 
 
 def test_neighbouring_lanes_are_added_first() -> None:
-    """Lanes 0 and 1 have 2**24 and 1, which is lost; lanes 2 and 3 have 1 each, and the sum of both is not."""
-    x = torch.zeros(1, 1, 512)
-    x[0, 0, 0], x[0, 0, 16], x[0, 0, 32], x[0, 0, 48] = 4096.0, 1.0, 1.0, 1.0
-    _, rstd = forward(x)
-    assert bits_of(rstd) == [bits(((2.0**24 + 2) / 512) ** -0.5)]
+    """Of the lanes' 2**24, 1, 1, 1 the first 1 is lost, and the sum of the others is not."""
+    assert sum_of_ones_and_4096(512, [4, 8, 12]) == 2
+
+
+def test_neighbouring_warps_are_added_first() -> None:
+    """The first vectors of warp w start at column 128 w."""
+    assert sum_of_ones_and_4096(8192, [128, 256, 384]) == 2
+    assert sum_of_ones_and_4096(8192, [128]) == 0
 
 
 def test_the_residual_is_added_and_rounded_first() -> None:

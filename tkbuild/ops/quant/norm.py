@@ -34,7 +34,7 @@ def norm_forward(
 
     norm_input is x, or x + ``residual`` rounded to the dtype (in ``residual_out`` if given). rstd = 1 / sqrt(mean of its
     squares + eps) in float32; out = (norm_input * rstd) * (weight * out_scale), rounded to the dtype once. The order of the
-    sum depends on H alone. A NaN element makes its whole row NaN; an infinite one makes it zeros, and NaN itself; other
+    sum depends on H and the dtype alone. A NaN element makes its whole row NaN; an infinite one makes it zeros, and NaN itself; other
     rows do not change. A row of zeros gives zeros, or NaN if eps is 0.
 
     Shapes: x, residual, out, residual_out (T, H) or (B, T, H), H a multiple of 16 up to 8192; weight (H); rstd (T) or

@@ -12,10 +12,9 @@ from tkbuild.reference.quant.rules import block_amax, canonical_nan, expand, pac
 
 _BLOCK = 32
 _LANES = 32
-_WARP_COLUMNS = 1024
-_MAX_ROW_WARPS = 8
-_FORWARD_VECTOR = 16
-_CHUNK_BYTES = 16
+_VECTOR_BYTES = 16
+_FORWARD_VECTORS = 8
+_BACKWARD_COLUMNS = 32
 _CHUNK_ROWS = 1 << 16
 _SF_PITCH = 4
 _MEGA_MOE_TILE = 128
@@ -35,7 +34,7 @@ def norm_forward(
 ) -> Results:
     """Return the normalised rows, behind z (for ``residual_out``) and rstd where a tensor for them is given.
 
-    z = x, or x + residual rounded to the dtype; rstd = 1 / sqrt(sum(z * z) / H + eps) in float32; the result is
+    z = x, or x + residual rounded to the dtype; rstd = 1 / sqrt(sum(z * z) * (1 / H) + eps) in float32; the result is
     (z * rstd) * (weight * out_scale), every product rounded to float32 and the last one to the dtype.
 
     Shapes: x, residual (B, T, H) -> the same; weight (H); rstd (B, T). Dtypes: bfloat16 or float32, rstd float32.
@@ -99,9 +98,9 @@ def norm_backward(
 ) -> Results:
     """Return x_grad, behind weight_grad where that is given.
 
-    With xh = x * rstd, g = out_grad * out_scale, p = g * weight and c = sum(xh * p) / H: x_grad = (p - xh * c) * rstd, plus
-    residual_out_grad; every operation is rounded to float32, the result to the dtype. weight_grad is the sum of xh * g over
-    the rows, here in float64, in ``grad_dtype``; ``accumulate`` adds it to what was there.
+    With xh = x * rstd, q = out_grad * weight, a = out_scale * rstd and c = sum(xh * q) * (1 / H) * a: x_grad = q * a - xh * c,
+    plus residual_out_grad; every operation is rounded to float32, the result to the dtype. weight_grad is out_scale times the
+    sum of xh * out_grad over the rows, here in float64, in ``grad_dtype``; ``accumulate`` adds it to what was there.
 
     Shapes: out_grad, x, residual_out_grad (T, H), rstd (T), weight (H). Dtypes: bfloat16 or float32, rstd float32.
     """
@@ -113,7 +112,7 @@ def norm_backward(
     x_grad = torch.cat([rows for rows, _ in parts])
     if residual_out_grad is not None:
         x_grad = x_grad + residual_out_grad.float()
-    total = torch.stack([sums for _, sums in parts]).sum(dim=0)
+    total = torch.stack([sums for _, sums in parts]).sum(dim=0) * out_scale
     if weight_grad is not None and accumulate:
         total = weight_grad.double() + total
     grad = total.float().to(getattr(torch, grad_dtype))
@@ -123,13 +122,14 @@ def norm_backward(
 def _backward_rows(
     out_grad: torch.Tensor, x: torch.Tensor, rstd: torch.Tensor, *, weight: torch.Tensor | None, out_scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gradient of rows in float32, and the sum of xh * g over them in float64."""
+    """The gradient of rows in float32, and the sum of xh * out_grad over them in float64."""
+    grad = out_grad.float()
     xh = x.float() * rstd[:, None]
-    g = out_grad.float() * torch.full_like(rstd[:, None], out_scale)
-    p = g if weight is None else g * weight.float()
-    sums = _row_sums(xh * p, _CHUNK_BYTES // x.element_size())
-    mean = sums / torch.full_like(sums, x.shape[1])
-    return (p - xh * mean[:, None]) * rstd[:, None], (xh * g).sum(dim=0, dtype=torch.float64)
+    q = grad if weight is None else grad * weight.float()
+    sums = _row_sums(xh * q, _VECTOR_BYTES // x.element_size(), _BACKWARD_COLUMNS)
+    a = rstd * torch.full_like(rstd, out_scale)
+    c = _mean(sums, x.shape[1]) * a
+    return q * a[:, None] - xh * c[:, None], (xh.double() * grad).sum(dim=0)
 
 
 def _normalise(
@@ -138,8 +138,10 @@ def _normalise(
     """z and the normalised rows in x's dtype, and 1 / sqrt of their mean squares; (B, T, H), (B, T, H), (B, T)."""
     z = x if residual is None else canonical_nan((x.float() + residual.float()).to(x.dtype))
     rows = z.flatten(0, 1)
-    sums = torch.cat([_row_sums(chunk.float().square(), _FORWARD_VECTOR) for chunk in rows.split(_CHUNK_ROWS)])
-    mean = sums / torch.full_like(sums, x.shape[2])
+    vector = _VECTOR_BYTES // x.element_size()
+    squares = (chunk.float().square() for chunk in rows.split(_CHUNK_ROWS))
+    sums = torch.cat([_row_sums(chunk, vector, _FORWARD_VECTORS * vector) for chunk in squares])
+    mean = _mean(sums, x.shape[2])
     # Exact in float32: no quotient of a float32 lies so near the middle of two that rounding twice could err.
     rstd = canonical_nan((1.0 / (mean + torch.full_like(mean, eps)).double().sqrt()).float()).view(x.shape[:2])
     factor = torch.ones(x.shape[2], device=x.device) if weight is None else weight.float()
@@ -147,21 +149,27 @@ def _normalise(
     return z, rstd, canonical_nan(y.to(x.dtype))
 
 
-def _row_sums(terms: torch.Tensor, vector: int) -> torch.Tensor:
+def _row_sums(terms: torch.Tensor, vector: int, lane_columns: int) -> torch.Tensor:
     """Sum (R, H) float32 over the columns in the kernels' order.
 
-    Lanes own vectors of ``vector`` columns in turn, as many lanes as whole warps of 1024 columns need. A lane adds up each of
-    its vectors, then the vectors; a butterfly adds up the lanes of a warp, neighbours first; then follow the warps.
+    Lanes own vectors of ``vector`` columns in turn; there are as many as the least power of two of warps that suffices with
+    ``lane_columns`` for each lane. A lane adds up each of its vectors, then the vectors; the lanes' sums are added up as a
+    binary tree, neighbours first.
     """
     rows, columns = terms.shape
-    warps = max(1, -(-columns // _WARP_COLUMNS))
-    padded = torch.nn.functional.pad(terms, (0, warps * _WARP_COLUMNS - columns))
-    vectors = _sum_in_order(padded.view(rows, _WARP_COLUMNS // _LANES // vector, warps * _LANES, vector), dim=3)
-    lanes = _sum_in_order(vectors, dim=1).view(rows, warps, _LANES)
-    while lanes.shape[2] > 1:
-        lanes = lanes[:, :, 0::2] + lanes[:, :, 1::2]
-    sums = lanes[:, :, 0]
-    return sums[:, 0] if warps == 1 else _sum_in_order(torch.nn.functional.pad(sums, (0, _MAX_ROW_WARPS - warps)), dim=1)
+    lanes = _LANES
+    while lanes * lane_columns < columns:
+        lanes *= 2
+    padded = torch.nn.functional.pad(terms, (0, lanes * lane_columns - columns))
+    vectors = _sum_in_order(padded.view(rows, lane_columns // vector, lanes, vector), dim=3)
+    sums = _sum_in_order(vectors, dim=1)
+    while sums.shape[1] > 1:
+        sums = sums[:, 0::2] + sums[:, 1::2]
+    return sums[:, 0]
+
+
+def _mean(sums: torch.Tensor, count: int) -> torch.Tensor:
+    return sums * torch.full_like(sums, 1 / count)
 
 
 def _sum_in_order(values: torch.Tensor, dim: int) -> torch.Tensor:
