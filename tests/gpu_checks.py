@@ -12,7 +12,8 @@ _UTILITIES = ("test_schema", "test_autograd_registration", "test_faketensor", "t
 
 def bytes_of(x: torch.Tensor) -> torch.Tensor:
     """Return the elements' bytes in row-major order, whatever the strides."""
-    return x.contiguous().flatten().view(torch.uint8)
+    # Not contiguous(): it keeps the strides of a tensor with one element, whatever they are.
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device).copy_(x).view(-1).view(torch.uint8)
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:
