@@ -11,7 +11,7 @@ import importlib
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from types import ModuleType
 from typing import Any
 
@@ -41,7 +41,8 @@ class Measurement:
     """One workload of one variant.
 
     Times in microseconds of one call; ``gbytes_per_s`` counts the spec's bytes; ``copy_share`` is the time of a copy that
-    moves as many bytes over ours; ``peer_ratio`` is the peer's device time over ours; ``peer_error`` says why the peer has none.
+    moves as many bytes over ours; ``peer_ratio`` is the peer's device time over ours; ``peer_error`` says why the peer has none;
+    ``why`` is the spec's word for the workload, which tells apart calls that differ in their optional tensors only.
     """
 
     variant: str
@@ -58,6 +59,7 @@ class Measurement:
     peer_host_us: float | None = None
     peer_ratio: float | None = None
     peer_error: str = ""
+    why: str = ""
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "workload": dict(self.workload)}
@@ -83,7 +85,7 @@ def bench(
             continue
         for case, values in applicable_calls(variant, found.bench.workloads, large=True):
             fills = {**(found.verify.inputs if found.verify else {}), **(case.inputs or {})}
-            on_measurement(_measure(variant, found.bench, values, fills, device, peer, peer_api))
+            on_measurement(replace(_measure(variant, found.bench, values, fills, device, peer, peer_api), why=case.why))
 
 
 def _measure(
