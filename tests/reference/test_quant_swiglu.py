@@ -258,31 +258,6 @@ def test_channel_limit_is_rounded_to_bfloat16() -> None:
 # ---- a sum with one rounding
 
 
-@pytest.mark.parametrize(
-    ("a", "b", "c", "wanted"),
-    [
-        (1 + 2.0**-12, 1 + 2.0**-12, -(1 + 2.0**-11), 2.0**-24),  # 0 if the product were rounded
-        (1 + 2.0**-12, 1 + 2.0**-12, 2.0**-80, 1 + 2.0**-11 + 2.0**-23),  # a tie for a sum that was rounded to float64
-        (1 + 2.0**-12, 1 + 2.0**-12, -(2.0**-80), 1 + 2.0**-11),
-        (1 + 2.0**-12, 1 + 2.0**-12, 0.0, 1 + 2.0**-11),  # a true tie: to even
-        (-(1 + 2.0**-12), 1 + 2.0**-12, -(2.0**-80), -(1 + 2.0**-11 + 2.0**-23)),
-        (2.0**100, 2.0**100, 0.0, INF),
-        (INF, 0.0, 1.0, NAN),
-        (INF, 1.0, -INF, NAN),
-        (2.0**-100, 2.0**-49, 0.0, 2.0**-149),
-        (2.0**-100, 2.0**-50, 2.0**-149, 2.0**-148),  # a tie of subnormals, to even
-    ],
-)
-def test_fma(a: float, b: float, c: float, wanted: float) -> None:
-    found = swiglu._fma(*(torch.tensor([value]) for value in (a, b, c)))
-    torch.testing.assert_close(found, torch.tensor([wanted]), rtol=0, atol=0, equal_nan=True)
-
-
-def test_fma_keeps_the_sign_of_zero() -> None:
-    found = swiglu._fma(torch.tensor([-0.0, -0.0, 1.0]), torch.tensor([1.0, 1.0, 1.0]), torch.tensor([-0.0, 0.0, -1.0]))
-    assert bits_of(found) == [0x80000000, 0, 0]
-
-
 # ---- backward: values
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
+from tkbuild.reference.arithmetic import fma
 from tkbuild.reference.quant.rules import canonical_nan, round_to_e4m3
 
 _CHUNK_ELEMENTS = 1 << 24
@@ -89,21 +90,5 @@ def _sums(
         rows = token_topk_to_pos[tokens, slot].long()
         factor = torch.ones(tokens.shape, device=x.device) if topk_weights is None else topk_weights[tokens, slot]
         factor = factor if x_sf is None else factor * x_sf[rows]
-        sums[tokens] = _fma(x[rows].float(), factor[:, None], sums[tokens])
+        sums[tokens] = fma(x[rows].float(), factor[:, None], sums[tokens])
     return sums
-
-
-def _fma(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
-    """a * b + c in float32, rounded once.
-
-    The product is exact in float64. The sum is rounded to odd there: where it is inexact its last bit is 1, so that no
-    tie arises that is none when it is rounded again, to float32.
-    """
-    product, addend = a.double() * b.double(), c.double()
-    total = product + addend
-    rounded_part = total - product
-    error = (product - (total - rounded_part)) + (addend - rounded_part)
-    bits = total.view(torch.int64)
-    to_odd = (error != 0) & error.isfinite() & (bits & 1 == 0)
-    away_from_zero = (error > 0) == (total > 0)
-    return torch.where(to_odd, bits + torch.where(away_from_zero, 1, -1), bits).view(torch.float64).float()

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import torch
 
+from tkbuild.reference.arithmetic import fma
 from tkbuild.reference.quant.rules import block_amax, canonical_nan, column_major, expand, pack_ue8m0, round_to_e4m3, scales
 
 Maybe = torch.Tensor | None
-_FMA_CHUNK = 2**26
 _F32_MAX = torch.finfo(torch.float32).max
 
 
@@ -284,7 +284,7 @@ def _backward(
     activation = silu * up
     factor = torch.ones_like(grad[:, :1]) if weight is None else weight
     h = grad * factor * s
-    gate_grad = torch.where(raw_gate > limit, 0.0, h * up * _fma(gate, 1 - s, torch.ones_like(s)))
+    gate_grad = torch.where(raw_gate > limit, 0.0, h * up * fma(gate, 1 - s, torch.ones_like(s)))
     up_grad = torch.where((raw_up > limit) | (raw_up < -limit), 0.0, h * gate)
     sums = (grad * activation).sum(dim=1, dtype=torch.float64).float()
     return activation * factor, torch.cat((gate_grad, up_grad), dim=1), sums
@@ -292,26 +292,8 @@ def _backward(
 
 def _silu_from_reciprocal(gate: torch.Tensor, t: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
     product = gate * s
-    rest = _fma(product, t.clamp(max=_F32_MAX), -gate)
-    return _fma(-rest, s, product)
-
-
-def _fma(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
-    """a * b + c of float32 tensors of one shape, with a single rounding; in parts, since float64 takes much memory."""
-    parts = zip(*(t.flatten().split(_FMA_CHUNK) for t in (a, b, c)), strict=True)
-    return torch.cat([_fma_of_part(*part) for part in parts]).view(c.shape)
-
-
-def _fma_of_part(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
-    """The product is exact in float64; the sum is rounded to odd there, so that rounding it again to float32 is right."""
-    product, addend = a.double() * b.double(), c.double()
-    total = product + addend
-    part = total - product
-    error = (product - (total - part)) + (addend - part)
-    bits = total.view(torch.int64)
-    toward_error = torch.where((error > 0) == (total > 0), 1, -1)
-    inexact = (error != 0) & ~error.isnan() & (bits & 1 == 0)
-    return torch.where(inexact, bits + toward_error, bits).view(torch.float64).float()
+    rest = fma(product, t.clamp(max=_F32_MAX), -gate)
+    return fma(-rest, s, product)
 
 
 def _cast_rows(values: torch.Tensor, block: int, rounded: bool, amax_min: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
