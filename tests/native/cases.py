@@ -695,6 +695,10 @@ def case_wrong_layouts_are_refused(world: World) -> None:
         ("in", (4, 8), (16, 2), ["ld", 1], "stride of dimension 1 is 2, expected 1"),
         ("in", (4, 8), (-8, 1), ["ld", 1], "stride of dimension 0 is -8, expected no negative stride"),
         ("out", (4, 8), (0, 1), ["ld", 1], "stride of dimension 0 is 0, expected elements that do not overlap"),
+        ("out", (4, 8), (7, 1), ["ld", 1], "stride of dimension 0 is 7, expected at least 8: its elements overlap"),
+        ("inout", (4, 8), (7, 1), ["ld", 1], "stride of dimension 0 is 7, expected at least 8: its elements overlap"),
+        ("out", (4, 8), (1, 3), ["a", "b"], "stride of dimension 1 is 3, expected at least 4: its elements overlap"),
+        ("out", (4, 8), (1, 1), ["a", "b"], "expected at least [48]: its elements overlap"),
         ("in", (4, 8), (9, 1), [["*", "B", 1], 1], r"stride of dimension 0 is 9, expected \(B \* 1\) = 8"),
     ]
     for role, shape, strides, wanted, text in table:
@@ -707,7 +711,10 @@ def case_wrong_layouts_are_refused(world: World) -> None:
     assert world.fake.launches() == []
     expanded = world.load(one_tensor(["A", "B"], "ld", arg={"strides": ["ld", 1]}))
     expanded(world.fake.tensor((4, 8), strides=(0, 1)))
-    assert len(world.fake.launches()) == 1
+    written = world.load(make_plan([tensor_arg("x", ["A", "B"], role="out", strides=["a", "b"])], [launch([])]))
+    for strides in ((8, 1), (20, 1), (1, 4), (1, 9)):
+        written(world.fake.tensor((4, 8), strides=strides))
+    assert len(world.fake.launches()) == 5
 
 
 def case_names_bind_in_any_order_of_use(world: World) -> None:

@@ -114,7 +114,7 @@ class Binder {
     }
     call_.tensors[index] = tensor;
     return CheckDevice(arg, *tensor) && BindShape(arg, *tensor) && CheckPointer(arg, *tensor) &&
-           BindStrides(arg, *tensor);
+           BindStrides(arg, *tensor) && CheckOverlap(arg, *tensor);
   }
 
   bool CheckDevice(const Arg& arg, const DLTensor& tensor) {
@@ -204,6 +204,29 @@ class Binder {
                   stride < 0 ? "no negative stride" : "elements that do not overlap, since it is written");
     }
     return BindExtent(arg, tensor, axis, true, arg.strides[axis], stride);
+  }
+
+  // No two elements of a written tensor may share memory. Sufficient, and met by all layouts of nested dimensions: in order of
+  // their strides, each dimension steps over what the smaller ones span.
+  bool CheckOverlap(const Arg& arg, const DLTensor& tensor) {
+    if (arg.role == Role::kIn || arg.strides.size == 0 || empty_ || tensor.strides == nullptr) return true;
+    bool done[kMaxRank] = {};
+    int64_t span = 1;
+    for (int round = 0; round < arg.rank; ++round) {
+      int next = -1;
+      for (int axis = 0; axis < arg.rank; ++axis) {
+        if (done[axis] || tensor.shape[axis] <= 1) continue;
+        if (next < 0 || tensor.strides[axis] < tensor.strides[next]) next = axis;
+      }
+      if (next < 0) return true;
+      if (tensor.strides[next] < span) {
+        return Fail(kArgumentError, "%s: %s: stride of dimension %d is %lld, expected at least %lld: its elements overlap, and it is written",
+                    plan_.variant, arg.name, next, static_cast<long long>(tensor.strides[next]), static_cast<long long>(span));
+      }
+      span += (tensor.shape[next] - 1) * tensor.strides[next];
+      done[next] = true;
+    }
+    return true;
   }
 
   // Names that only an absent optional tensor would bind.

@@ -28,6 +28,8 @@ __all__ = [
 _DEFAULT_TOKEN_ALIGNMENT = 128
 _E4M3_SUBNORMAL, _MIN_NORMAL = 2.0**-9, 2.0**-126
 _E4M3_MAX, _E2M1_MAX = 448.0, 6.0
+LEAST_CLAMPS = {"e4m3": 2e-36, "e2m1": 7e-38}
+LARGEST_CLAMP = torch.finfo(torch.float32).max
 #: (target format, scales are e4m3) -> least abs-max of a block.
 _DEFAULT_CLAMPS = {
     ("e4m3", False): 1e-4,
@@ -59,9 +61,9 @@ def get_device_num_sms() -> int:
 
 
 def set_token_alignment(token_alignment: int) -> None:
-    """Set the row alignment of each expert in the prefix layout, in rows. Raises: ArgumentError unless positive."""
-    if token_alignment <= 0:
-        raise ArgumentError(f"token_alignment is {token_alignment}, expected a positive number of rows")
+    """Set the row alignment of each expert in the prefix layout, in rows. Raises: ArgumentError unless a number from 1 to 2**31 - 1."""
+    if not isinstance(token_alignment, int) or not 1 <= token_alignment < 2**31:
+        raise ArgumentError(f"token_alignment is {token_alignment}, expected a whole number of rows from 1 to 2147483647")
     settings.token_alignment = token_alignment
 
 
@@ -81,10 +83,15 @@ def get_deterministic_algorithms() -> bool:
 
 
 def set_amax_clamp_for_quant(fmt: str, use_e4m3_sf: bool, clamp_min_value: float) -> None:
-    """Set the least abs-max of a quantised block. Raises: ArgumentError for an unknown format or a value not above 0."""
+    """Set the least abs-max of a quantised block.
+
+    Raises: ArgumentError for an unknown format, and for a value whose quotients with the format's largest number leave float32:
+    below 2e-36 for 'e4m3' and 7e-38 for 'e2m1', or above the largest float32.
+    """
     key = _clamp_key(fmt, use_e4m3_sf)
-    if not 0 < clamp_min_value < float("inf"):
-        raise ArgumentError(f"clamp_min_value is {clamp_min_value}, expected a positive finite number")
+    least = LEAST_CLAMPS[fmt]
+    if not least <= clamp_min_value <= LARGEST_CLAMP:
+        raise ArgumentError(f"clamp_min_value is {clamp_min_value}, expected a number from {least} to {LARGEST_CLAMP:.6g}")
     settings.clamps[key] = float(clamp_min_value)
 
 

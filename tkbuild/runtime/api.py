@@ -131,8 +131,12 @@ def set_num_sms(num_sms: int) -> None:
 
 
 def get_num_sms(device: int = 0) -> int:
-    """Return the SM count that persistent kernels launch for on ``device``."""
+    """Return the SM count that persistent kernels launch for on ``device``; a compiled graph keeps the number it was traced with."""
     return native().num_sms(device)
+
+
+# What torch.compiler.assume_constant_result does, which would import dynamo here.
+get_num_sms._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def set_pdl(enabled: bool) -> None:

@@ -120,6 +120,11 @@ class KernelOp:
         if outs is None:
             return result
         for out, value in zip(outs, result if isinstance(result, tuple) else (result,), strict=True):
+            if out.dtype != value.dtype or out.shape != value.shape:  # copy_ would convert and broadcast
+                raise ArgumentError(
+                    f"{self.kernel}: an output buffer is {out.dtype} {tuple(out.shape)}, expected {value.dtype} {tuple(value.shape)}",
+                    kernel=self.kernel,
+                )
             out.copy_(value)
         return outs[0] if len(outs) == 1 else outs
 

@@ -62,7 +62,7 @@ class _TopkGate(torch.autograd.Function):
 def _sums_of_shares(scores: torch.Tensor, mask: torch.Tensor | None, num_seqs: int) -> torch.Tensor:
     """Return the sums over each sequence of scores divided by the sum of their token's; a token whose scores are 0 adds nothing."""
     sums = scores.sum(-1, keepdim=True)
-    counts = sums != 0 if mask is None else (sums != 0) & mask.view(-1, 1)
+    counts = sums != 0 if mask is None else (sums != 0) & mask.reshape(-1, 1)
     shares = torch.where(counts, scores / sums, 0.0)
     return shares.view(num_seqs, -1, scores.shape[1]).sum(1)
 

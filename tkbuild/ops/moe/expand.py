@@ -83,7 +83,8 @@ def reduce_fused(
     Shapes: x (N, H), H a multiple of 16, scales (N), topk_weights and token_topk_to_pos (T, k), k up to 32, sf (1) -> (T, H);
     T and N may be 0.
     Dtypes: x bfloat16 or float32, the result the same or float8_e4m3fn; token_topk_to_pos int32; the others float32.
-    Layout: x any row stride that keeps 16-byte alignment, others contiguous. ``out``: where the result goes, contiguous.
+    Layout: x any row stride that keeps 16-byte alignment, others contiguous. ``out``: where the result goes, contiguous, at an
+    address of 16 bytes.
     Raises: ArgumentError, NoVariantError, LaunchError.
     """
     name = "moe.reduce_fused"
@@ -136,5 +137,7 @@ def _empty_sf(rows: int, sf: torch.Tensor, col_major: bool) -> torch.Tensor:
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """``tensor``, whose rows are contiguous, as bytes."""
+    """``tensor``, whose rows are contiguous, as bytes. The stride of a single column, which means nothing, may be any."""
+    if tensor.stride(1) != 1:
+        tensor = tensor.as_strided(tensor.shape, (tensor.stride(0), 1))
     return tensor.view(torch.uint8)

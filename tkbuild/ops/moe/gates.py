@@ -72,7 +72,8 @@ def moe_topk_gate_forward(
     Shapes: logits, scores (T, R), R <= 1024 a multiple of 4; bias, image_bias (R); masks (T); to_physical_map (R + S, D);
     logical_count (R + S); unmapped_topk_idx (T, num_topk) -> (T, num_topk + S), num_topk + S <= 32; T may be 0.
     Dtypes: float32; masks bool; maps and counts int32; indices int64.
-    Layout: contiguous; rows of logits may lie apart by a multiple of 4, those of unmapped_topk_idx by any number.
+    Layout: contiguous, at addresses of 16 bytes; rows of logits may lie apart by a multiple of 4, those of unmapped_topk_idx by
+    any number from num_topk on.
     Raises: ArgumentError, NoVariantError, LaunchError.
     """
     name = "moe.moe_topk_gate_forward"
@@ -122,16 +123,18 @@ def moe_topk_gate_backward(
     _check_scoring(name, scoring_func)
     if (mask is None) != (grad_scores_sum is None):
         raise ArgumentError(f"{name}: mask and grad_scores_sum are not given together, expected both or neither")
-    if grad_scores_sum is not None and grad_scores_sum.shape[0] == 0:
-        raise ArgumentError(f"{name}: grad_scores_sum has no sequences, expected at least one")
+    if grad_scores_sum is not None and (grad_scores_sum.dim() != 2 or grad_scores_sum.shape[0] == 0):
+        raise ArgumentError(
+            f"{name}: grad_scores_sum has shape {tuple(grad_scores_sum.shape)}, expected (sequences, R), at least one"
+        )
     tensors = (scores, topk_idx, topk_weights, grad_topk_weights, flat(mask), grad_scores_sum)
     result: torch.Tensor = _backward(tensors, (), (float(routed_scaling_factor),), None if out is None else (out,))
     return result
 
 
 def flat(flags: torch.Tensor | None) -> torch.Tensor | None:
-    """View flags, one for each token, as one dimension."""
-    return flags if flags is None or flags.dim() == 1 else flags.view(-1)
+    """Return flags, one for each token, in one dimension."""
+    return flags if flags is None or flags.dim() == 1 else flags.reshape(-1)
 
 
 def shared_slots(name: str, use_shared_as_routed: bool, num_shared_experts: int) -> int:

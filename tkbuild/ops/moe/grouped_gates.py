@@ -66,7 +66,8 @@ def top2_sum_gate(
     (R + S); unmapped_topk_idx (T, num_topk) -> (T, num_topk + S), num_topk + S <= 32; T may be 0. Groups are equally large; if they
     are chosen from, there are up to 32, of 2 to 32 experts, and those kept have num_topk experts.
     Dtypes: float32; masks bool; maps and counts int32; indices int64.
-    Layout: contiguous; rows of logits may lie apart by a multiple of 4, those of unmapped_topk_idx by any number.
+    Layout: contiguous, at addresses of 16 bytes; rows of logits may lie apart by a multiple of 4, those of unmapped_topk_idx by
+    any number from num_topk on.
     Raises: ArgumentError, NoVariantError, LaunchError.
     """
     name = "moe.top2_sum_gate"

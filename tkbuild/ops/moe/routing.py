@@ -16,6 +16,7 @@ _get_fused_mapping = kernel_op("moe.get_fused_mapping")
 
 _MAX_EXPERTS = 1024
 _MAX_GROUPS = 4096
+_MAX_ROWS = 2**31 - 33  # a warp looks at 32 rows at once
 _QUAD = 4
 
 #: Up to how many ids one CTA counts alone, and how many more CTAs get each.
@@ -111,6 +112,7 @@ def get_fused_mapping(
     _require(topk_idx.dim() == 2, name, f"topk_idx has {topk_idx.dim()} dimensions", "2: (T, k)")
     sync = num_expanded_tokens == 0 and not force_no_sync
     most = (topk_idx.numel() + (alignment - 1) * num_experts) // alignment * alignment
+    _require(most <= _MAX_ROWS, name, f"there may be {most} rows", f"at most {_MAX_ROWS}: positions are int32")
     maps = _maps(topk_idx, most if sync else num_expanded_tokens)
     chunks = _map_chunks(topk_idx)
     counts = torch.empty((chunks, -(-num_experts // _QUAD) * _QUAD), dtype=torch.int32, device=topk_idx.device)

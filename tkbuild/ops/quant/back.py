@@ -40,6 +40,8 @@ def cast_back(x: QuantTensor, fmt: str, x_block_size: tuple[int, int], x_special
             "float8_e4m3fn or int8",
             x_special_fmt=x_special_fmt,
         )
+    if len(x_block_size) != 2:
+        raise ArgumentError(f"quant.cast_back: x_block_size is {x_block_size}, expected (rows, columns)", x_block_size=x_block_size)
     rows, columns = x_block_size
     result: torch.Tensor = _cast_back((data, sf), (_BACK_DTYPES[fmt],), (rows, columns, _is_token_packed(data, sf, columns)))
     return result

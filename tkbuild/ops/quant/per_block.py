@@ -36,7 +36,7 @@ def per_block_cast(
     the low half of a byte; sf (ceil(T / bm), ceil(H / bk)), packed (.., ceil(H / bk / 4)); T may be 0.
     Dtypes: x bfloat16 or float32; fmt 'e4m3' or 'e2m1'; data float8_e4m3fn or int8; sf float32 or int32.
     Layout: x any row stride that keeps 16-byte alignment; sf row-major, or with ``use_tma_aligned_col_major_sf`` strides
-    (1, rows rounded up to 4).  Raises: ArgumentError, NoVariantError, LaunchError.
+    (1, rows rounded up to 4); a given sf keeps the strides it has.  Raises: ArgumentError, NoVariantError, LaunchError.
     """
     static, scalars = _how("per_block_cast", fmt, block_size, use_tma_aligned_col_major_sf, round_sf, use_packed_ue8m0)
     result: QuantTensor = _per_block_cast((x,), static, scalars, out)
@@ -52,7 +52,7 @@ def per_block_cast_with_sf_only(
     use_packed_ue8m0: bool = False,
     out_sf: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return the sf of ``per_block_cast``, written to ``out_sf`` if given; the data are not made."""
+    """Return the sf of ``per_block_cast``, written to ``out_sf`` if given, with the strides it has; the data are not made."""
     static, scalars = _how("per_block_cast_with_sf_only", fmt, block_size, use_tma_aligned_col_major_sf, round_sf, use_packed_ue8m0)
     result: torch.Tensor = _with_sf_only((x,), static, scalars, None if out_sf is None else (out_sf,))
     return result

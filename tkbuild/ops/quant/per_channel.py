@@ -56,6 +56,8 @@ def cast_channels(
         raise ArgumentError(f"quant.{function}: use_packed_ue8m0 needs round_sf=True: packed scales are powers of two")
     static = ("ue8m0" if use_packed_ue8m0 else "f32",)
     data = x if isinstance(x, torch.Tensor) else x[0]
+    if data.dim() != 2 or (pos_to_token is not None and pos_to_token.dim() != 1):
+        raise ArgumentError(f"quant.{function}: x has {data.dim()} dimensions, expected x (T, H) and pos_to_token (N,)")
     rows = data.shape[0] if pos_to_token is None else pos_to_token.shape[0]
     scalars = (rows, num_per_tokens, round_sf, settings.clamps["e4m3", False])
     result: QuantTensor

@@ -84,7 +84,7 @@ def per_token_cast_with_sf_only(
 ) -> torch.Tensor:
     """Return the sf of ``per_token_cast``, written to ``out_sf`` if given; the data are not made.
 
-    x bfloat16 or float32. ``out_sf`` is row-major, so that ``use_tma_aligned_col_major_sf`` must be False with it.
+    x bfloat16 or float32. ``out_sf`` keeps the strides it has, so that ``use_tma_aligned_col_major_sf`` must be False with it.
     Raises: ArgumentError, NoVariantError, LaunchError.
     """
     _check(per_token_cast_with_sf_only, fmt, round_sf, use_packed_ue8m0, use_e4m3_sf)

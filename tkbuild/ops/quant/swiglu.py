@@ -290,7 +290,8 @@ def _gradient_buffers(
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """Return (weight_grad, act), None for what is not wanted."""
     rows, device = x.shape[0], x.device
-    weight_grad = None if topk_weights is None else torch.empty((rows,), dtype=torch.float32, device=device)
+    make = torch.empty if width else torch.zeros  # nothing is launched for rows of no columns
+    weight_grad = None if topk_weights is None else make((rows,), dtype=torch.float32, device=device)
     act = torch.empty((rows, width), dtype=dtype, device=device) if do_recompute else None
     return weight_grad, act
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
-from tkbuild.ops.config import settings
+from tkbuild.ops.config import LARGEST_CLAMP, LEAST_CLAMPS, settings
 from tkbuild.ops.quant.swiglu import check_counts, flat_rows, forward_cast, half_width, limit_of, refusal
 from tkbuild.ops.quant.types import QuantTensor
 from tkbuild.runtime.op import kernel_op
@@ -14,7 +12,6 @@ from tkbuild.runtime.op import kernel_op
 _channel_cast = kernel_op("quant.swiglu_forward_and_per_channel_cast_and_transpose")
 _backward = kernel_op("quant.swiglu_backward_mapped")
 
-_LEAST_AMAX_MIN = 2e-36
 _BLOCKS = (32, 128)
 _NUM_COUNTS = (3,)
 _WHOLE_ROWS = 0
@@ -125,7 +122,7 @@ def swiglu_backward_and_per_token_cast(
     data = flat_rows(name, data)
     half_width(name, data)
     limit = limit_of(name, swiglu_clamp_value)
-    make = torch.empty if data.shape[0] else torch.zeros
+    make = torch.empty if data.numel() else torch.zeros
     weight_grad = make(weight.shape, dtype=torch.float32, device=weight.device)
     tensors = (data, sf, flat_rows(name, grad_out), weight, pos_to_token_topk, token_topk_to_pos, weight_grad)
     act, quantised, quantised_sf, x_grad = _backward(tensors, (num_per_channels,), (limit, round_sf, _amax_min(name, None)))
@@ -145,6 +142,6 @@ def _flat_weights(name: str, pos_to_token_topk: torch.Tensor | None, topk_weight
 def _amax_min(name: str, sf_clamp_min: float | None) -> float:
     if sf_clamp_min is None:
         return settings.clamps["e4m3", False]
-    if not _LEAST_AMAX_MIN <= sf_clamp_min < math.inf:
-        raise refusal(name, f"sf_clamp_min is {sf_clamp_min}", f"a number from {_LEAST_AMAX_MIN}")
+    if not LEAST_CLAMPS["e4m3"] <= sf_clamp_min <= LARGEST_CLAMP:
+        raise refusal(name, f"sf_clamp_min is {sf_clamp_min}", f"a number from {LEAST_CLAMPS['e4m3']} to {LARGEST_CLAMP:.6g}")
     return float(sf_clamp_min)
