@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from tkbuild.arch import TargetArch, target_profile
 from tkbuild.errors import LowerError
 from tkbuild.expr import Expr
 from tkbuild.signature import FACTS, ArgSpec, AxisValue, DimSpec, KernelSignature, ValueSpec
 
 SCHEMA = 1
+# CUDA guarantees clusters of 8 CTAs; kernels may opt in to 16.
+_MAX_CLUSTER = 16
 _TENSOR_MAP_EXPRS = ("dims", "strides", "box", "elem_strides")
 
 Json = Any
@@ -48,7 +52,25 @@ def make_launch_plan(
         ],
     }
     _check_names(signature, plan)
+    for launch in plan["launches"]:
+        _check_limits(variant, arch, launch)
     return plan
+
+
+def _check_limits(variant: str, arch: str, launch: Mapping[str, Json]) -> None:
+    """Refuse a launch that no device of ``arch`` can make. Sizes that only a call decides are left to the driver."""
+    profile = target_profile(TargetArch.parse(arch))
+    limits = {
+        "threads": (launch["block"], profile.max_threads),
+        "CTAs of a cluster": (launch["cluster"], _MAX_CLUSTER),
+        "bytes of dynamic shared memory": ([launch["dynamic_smem_bytes"]], profile.smem_per_block),
+    }
+    for what, (sizes, most) in limits.items():
+        if all(isinstance(size, int) for size in sizes) and math.prod(sizes) > most:
+            raise LowerError(
+                f"{variant}: {launch['function']} asks for {math.prod(sizes)} {what}, {arch} has at most {most}; lower the tuning of the spec",
+                variant=variant,
+            )
 
 
 def _tensors(

@@ -99,7 +99,7 @@ def test_profile_path_that_is_too_long() -> None:
 
 def test_kernels_variable_that_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(registry.KERNELS_VARIABLE, "/" + "x" * 5000)
-    with pytest.raises(PackageError, match=r"TKBUILD_KERNELS: .*name readable folders"):
+    with pytest.raises(PackageError, match=r"TKBUILD_KERNELS: .*name readable module folders"):
         registry.registry()
 
 

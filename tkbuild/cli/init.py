@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import click
@@ -9,9 +10,10 @@ import click
 from tkbuild.cli import emit_json
 from tkbuild.cli.options import json_option
 from tkbuild.errors import ArgumentError
+from tkbuild.kernelspec import json_schema
 
 _SPEC = """\
-# yaml-language-server: $schema=schema.json
+# yaml-language-server: $schema=../../schema.json
 spec: 1
 kernel: mine.scale
 summary: Multiply every element of a matrix by a factor.
@@ -119,6 +121,7 @@ _FILES = {
     "tests/test_scale.py": _TEST,
     "README.md": _README,
     ".gitignore": "artifacts/\ndist/\n__pycache__/\n",
+    "schema.json": json.dumps(json_schema(), indent=2, sort_keys=True) + "\n",
 }
 
 

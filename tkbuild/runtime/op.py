@@ -344,7 +344,7 @@ def _device_of(signature: KernelSignature, tensors: Tensors) -> torch.device:
     if first is None or first.device.type != "cuda":
         where = "no tensor" if first is None else f"a tensor on {first.device}"
         raise ArgumentError(
-            f"{signature.kernel}: {where} was given, expected CUDA tensors; tkbuild.reference has plain torch versions for the CPU",
+            f"{signature.kernel}: {where} was given, expected CUDA tensors; tkbuild.reference has plain torch versions, with the spec's names",
             kernel=signature.kernel,
         )
     return first.device
@@ -363,7 +363,7 @@ def _not_installed(kernel: str) -> str:
     if not have:
         return (
             f"{kernel}: no kernel wheel is installed; pip install tkbuild-kernels-sm90a (Hopper) or tkbuild-kernels-sm100a "
-            "(Blackwell), or set TKBUILD_KERNELS to a folder written by `tkbuild package`"
+            "(Blackwell), or set TKBUILD_KERNELS to the module's folder of an unpacked one"
         )
     names = ", ".join(f"{manifest.name} {manifest.version}" for _, manifest in have)
     return f"{kernel}: not in the installed kernel wheels ({names}); add it to the profile and build again"

@@ -97,11 +97,11 @@ def _development_roots(value: str) -> list[Path]:
             found = (root / MANIFEST_NAME).is_file()
         except OSError as exc:
             raise PackageError(
-                f"{KERNELS_VARIABLE}: {entry!r}: {exc.strerror}; name readable folders written by `tkbuild package`", root=entry
+                f"{KERNELS_VARIABLE}: {entry!r}: {exc.strerror}; name readable module folders of unpacked kernel wheels", root=entry
             ) from exc
         if not found:
             raise PackageError(
-                f"{KERNELS_VARIABLE}: {entry!r} has no {MANIFEST_NAME}; name folders written by `tkbuild package`", root=entry
+                f"{KERNELS_VARIABLE}: {entry!r} has no {MANIFEST_NAME}; name module folders of unpacked kernel wheels", root=entry
             )
         roots.append(root)
     return roots

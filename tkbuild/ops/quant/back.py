@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from tkbuild.errors import ArgumentError
-from tkbuild.ops.quant.types import QuantTensor
+from tkbuild.ops.quant.types import QuantTensor, block_of, pair_of
 from tkbuild.runtime.op import kernel_op
 
 _cast_back = kernel_op("quant.cast_back")
@@ -27,7 +27,7 @@ def cast_back(x: QuantTensor, fmt: str, x_block_size: tuple[int, int], x_special
     Layout: rows of data at multiples of 4 bytes, its columns contiguous; sf with any strides; the result contiguous.
     Raises: ArgumentError, NoVariantError, LaunchError.
     """
-    data, sf = x
+    data, sf = pair_of("quant.cast_back", x)
     if fmt not in _BACK_DTYPES:
         raise ArgumentError(f"quant.cast_back: fmt is {fmt!r}, expected 'bf16' or 'fp32'", fmt=fmt)
     if x_special_fmt not in (None, "e5m6"):
@@ -40,9 +40,7 @@ def cast_back(x: QuantTensor, fmt: str, x_block_size: tuple[int, int], x_special
             "float8_e4m3fn or int8",
             x_special_fmt=x_special_fmt,
         )
-    if len(x_block_size) != 2:
-        raise ArgumentError(f"quant.cast_back: x_block_size is {x_block_size}, expected (rows, columns)", x_block_size=x_block_size)
-    rows, columns = x_block_size
+    rows, columns = block_of("quant.cast_back", "x_block_size", x_block_size)
     result: torch.Tensor = _cast_back((data, sf), (_BACK_DTYPES[fmt],), (rows, columns, _is_token_packed(data, sf, columns)))
     return result
 

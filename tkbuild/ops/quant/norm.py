@@ -76,7 +76,7 @@ def norm_forward_and_per_token_cast(
 ) -> tuple[QuantTensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor]:
     """Normalise each row and quantise it in blocks of 32 columns; returns ((data, sf), out_bf16 or None, rstd or None, norm_input).
 
-    (data, sf) is, bit for bit, ``per_token_cast`` of what ``norm_forward`` returns: that function has the rules for scales,
+    (data, sf) is, bit for bit, ``per_token_cast`` of what ``norm_forward`` returns; ``per_token_cast`` has the rules for scales,
     NaN, infinities and zeros. out_bf16 is the normalised rows in bfloat16. ``mega_moe_sf`` receives a second copy of the
     packed scales: the word of token t goes to row t // m * align(m, 128) + i // 128 * 128 + i % 32 * 4 + i % 128 // 32,
     with m = ``mega_moe_block_m`` and i = t % m; other rows are not touched.
@@ -86,7 +86,7 @@ def norm_forward_and_per_token_cast(
     Dtypes: x bfloat16 or float32; data float8_e4m3fn; sf float32, or int32 with ``use_packed_ue8m0``; mega_moe_sf int32.
     Layout: as ``norm_forward``; sf row-major, or with ``use_tma_aligned_col_major_sf`` strides (1, T rounded up to 4), batch
     behind batch; such an sf is always allocated here. mega_moe_sf strides (1, n), n at least ceil(T / m) * align(m, 128).
-    Raises: ArgumentError, NoVariantError. fmt is 'e4m3' and num_per_channels 32.
+    Raises: ArgumentError, NoVariantError, LaunchError. fmt is 'e4m3' and num_per_channels 32.
     """
     kernel = "quant.norm_forward_and_per_token_cast"
     _check_rank(kernel, x)

@@ -6,7 +6,7 @@ import torch
 
 from tkbuild.errors import ArgumentError
 from tkbuild.ops.config import settings
-from tkbuild.ops.quant.types import QuantTensor
+from tkbuild.ops.quant.types import QuantTensor, block_of, pair_of
 from tkbuild.runtime.op import kernel_op
 
 _per_block_cast = kernel_op("quant.per_block_cast")
@@ -52,7 +52,10 @@ def per_block_cast_with_sf_only(
     use_packed_ue8m0: bool = False,
     out_sf: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return the sf of ``per_block_cast``, written to ``out_sf`` if given, with the strides it has; the data are not made."""
+    """Return the sf of ``per_block_cast``, written to ``out_sf`` if given, with the strides it has; the data are not made.
+
+    Shapes, dtypes and errors as there.
+    """
     static, scalars = _how("per_block_cast_with_sf_only", fmt, block_size, use_tma_aligned_col_major_sf, round_sf, use_packed_ue8m0)
     result: torch.Tensor = _with_sf_only((x,), static, scalars, None if out_sf is None else (out_sf,))
     return result
@@ -83,7 +86,12 @@ def per_block_cast_with_precomputed_sf(
             "quant.per_block_cast_with_precomputed_sf: use_tma_aligned_col_major_sf and use_packed_ue8m0 say how new scales are "
             "stored, expected both False: sf is float32 and has the strides it comes with"
         )
-    result: torch.Tensor = _with_precomputed_sf((x, sf), (fmt,), tuple(block_size), None if out is None else (out,))
+    result: torch.Tensor = _with_precomputed_sf(
+        (x, sf),
+        (fmt,),
+        block_of("quant.per_block_cast_with_precomputed_sf", "block_size", block_size),
+        None if out is None else (out,),
+    )
     return result
 
 
@@ -113,7 +121,9 @@ def per_block_cast_lossless(
     if fmt != "e4m3":
         raise ArgumentError(f"quant.per_block_cast_lossless: fmt is {fmt!r}, expected 'e4m3'", fmt=fmt)
     static = ("ue8m0" if use_packed_ue8m0 else "f32", use_tma_aligned_col_major_sf)
-    result: QuantTensor = _lossless(tuple(x), static, (*x_block_size, *out_block_size))
+    name = "quant.per_block_cast_lossless"
+    blocks = (*block_of(name, "x_block_size", x_block_size), *block_of(name, "out_block_size", out_block_size))
+    result: QuantTensor = _lossless(pair_of(name, x), static, blocks)
     return result
 
 
@@ -122,7 +132,7 @@ def _how(
 ) -> tuple[tuple[str, str, bool], tuple[int, int, bool, float]]:
     """Return the static values and the scalars that the kernels with new scales take."""
     _check(function, fmt, round_sf=round_sf, packed=packed)
-    bm, bk = block_size
+    bm, bk = block_of(f"quant.{function}", "block_size", block_size)
     return (fmt, "ue8m0" if packed else "f32", col_major), (bm, bk, round_sf, settings.clamps[fmt, False])
 
 

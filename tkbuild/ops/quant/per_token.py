@@ -6,7 +6,7 @@ import torch
 
 from tkbuild.errors import ArgumentError
 from tkbuild.ops.config import settings
-from tkbuild.ops.quant.types import QuantTensor
+from tkbuild.ops.quant.types import QuantTensor, block_of, pair_of
 from tkbuild.runtime.op import kernel_op
 
 _per_token_cast = kernel_op("quant.per_token_cast")
@@ -33,15 +33,17 @@ def per_token_cast(
 ) -> QuantTensor:
     """Quantise each row in blocks of ``num_per_channels`` columns; returns (data, sf), written to ``out`` if given.
 
-    sf = max(abs-max of the block, clamp) / 448, or 6 for 'e2m1'; with ``round_sf`` the next power of two, which
-    ``use_packed_ue8m0`` stores as four exponent bytes to an int32; with ``use_e4m3_sf`` rounded to e4m3, saturating and at least
-    2**-9. Elements are multiplied by 448 / abs-max, in the latter two cases by 1 / sf. NaN elements become NaN, in e2m1 +6, and
+    sf = a / 448, or a / 6 for 'e2m1', where a = max(abs-max of the block, clamp); the clamp is 1e-4 and 6 * 2**-126, with
+    ``use_e4m3_sf`` 0.875 and 6 * 2**-9, unless ``set_amax_clamp_for_quant`` changed it. With ``round_sf`` sf is the next power of
+    two, which ``use_packed_ue8m0`` stores as four exponent bytes to an int32, the first block in the lowest byte; with
+    ``use_e4m3_sf`` it is rounded to e4m3, saturating and at least 2**-9. Elements are multiplied by 448 / a (6 / a), with rounded
+    scales of either kind by 1 / sf. NaN elements become NaN, in e2m1 +6, and
     do not enter the abs-max. An infinite element makes the scale of its own block infinite (byte 255): finite ones there become
     0, infinite ones NaN; e4m3 scales treat it as a large number. An all-zero block gives zeros and the clamp's scale. Bytes of a
     packed word behind the last block are 0.
 
     x may be quantised data with scales of blocks of ``x_block_size`` rows and columns. What is quantised then are the products of
-    data and scale; the factor of an element is the product of its scale and 448 / abs-max, rounded.
+    data and scale; the factor of an element is the product of its scale and 448 / a, rounded.
 
     stochastic_cast: each product goes to one of its two neighbours in the format, so that its expected value is its own; sf does
     not change. The random bits are hashes of four neighbouring products and their column: equal rows give equal results on one
@@ -64,11 +66,15 @@ def per_token_cast(
         cast = _stochastic_cast if stochastic_cast else _per_token_cast
         result: QuantTensor = cast((x,), static, scalars, out)
     elif isinstance(x, torch.Tensor) or x_block_size is None:
-        raise ArgumentError("quant.per_token_cast: a pair (data, sf) as x and x_block_size go together; one of them is missing")
+        raise ArgumentError(
+            f"quant.per_token_cast: x is a {type(x).__name__} with x_block_size={x_block_size!r}, expected a tensor with None, or a pair "
+            "(data, sf) with (rows, columns)"
+        )
     elif stochastic_cast:
         raise ArgumentError("quant.per_token_cast: quantised input with stochastic_cast=True, expected bfloat16 or float32")
     else:
-        result = _recast(tuple(x), static, (*x_block_size, *scalars), out)
+        pair, x_block = pair_of("quant.per_token_cast", x), block_of("quant.per_token_cast", "x_block_size", x_block_size)
+        result = _recast(pair, static, (*x_block, *scalars), out)
     return result
 
 

@@ -9,7 +9,7 @@ import torch
 
 from tkbuild.errors import ArgumentError
 from tkbuild.ops.config import settings
-from tkbuild.ops.quant.types import QuantTensor
+from tkbuild.ops.quant.types import QuantTensor, pair_of
 from tkbuild.runtime.op import kernel_op
 
 _forward_cast = kernel_op("quant.swiglu_forward_and_per_token_cast")
@@ -105,7 +105,7 @@ def swiglu_backward_and_per_token_cast(
 ) -> tuple[Any, ...]:
     """Return (x_grad, (x_grad quantised, its sf), weight_grad if weights were given, act if ``do_recompute``).
 
-    x is the quantised input of the forward function, act_x_grad the gradient of its result, act that result in bfloat16.
+    x is the pair (data, sf) of the forward function's input, quantised in the same blocks as the result; act_x_grad the gradient of its result, act that result in bfloat16.
     The gradient is quantised from its float32 values, each half in blocks of its own; where a limit acts it is 0. weight_grad
     is the sum over a row of gradient times unweighted activation, in a fixed order, times routed_scaling_factor.
 
@@ -122,7 +122,7 @@ def swiglu_backward_and_per_token_cast(
     name = "quant.swiglu_backward_and_per_token_cast"
     _check_format(name, fmt, num_per_channels)
     check_packed(name, round_sf, use_packed_ue8m0)
-    data, x_sf = x
+    data, x_sf = pair_of(name, x)
     data = flat_rows(name, data)
     width = half_width(name, data)
     _check_rows(name, data, psum_num_tokens_per_expert, topk_weights, routed_scaling_factor)

@@ -6,7 +6,7 @@ import torch
 
 from tkbuild.ops.config import LARGEST_CLAMP, LEAST_CLAMPS, settings
 from tkbuild.ops.quant.swiglu import check_counts, flat_rows, forward_cast, half_width, limit_of, refusal
-from tkbuild.ops.quant.types import QuantTensor
+from tkbuild.ops.quant.types import QuantTensor, pair_of
 from tkbuild.runtime.op import kernel_op
 
 _channel_cast = kernel_op("quant.swiglu_forward_and_per_channel_cast_and_transpose")
@@ -118,7 +118,7 @@ def swiglu_backward_and_per_token_cast(
     name = "v1.quant.swiglu_backward_and_per_token_cast"
     if num_per_channels not in _BLOCKS:
         raise refusal(name, f"num_per_channels is {num_per_channels}", "32 or 128")
-    data, sf = x
+    data, sf = pair_of(name, x)
     data = flat_rows(name, data)
     half_width(name, data)
     limit = limit_of(name, swiglu_clamp_value)
