@@ -230,6 +230,12 @@ def test_misspelt_names_are_found_where_nothing_reads_them(tmp_path: Path, templ
     assert (error.line, Path(error.template).name) == (line, "part.j2" if "include" in template else "cast.py.j2")
 
 
+def test_a_misspelt_name_is_told_before_the_right_one_that_nothing_uses(tmp_path: Path) -> None:
+    error = refused(tmp_path, "1\n{{ vv }}")
+    assert "'vv' is undefined; the template sees target, tuning, v" in str(error)
+    assert error.line == 2
+
+
 def test_names_that_a_template_defines_are_known(tmp_path: Path) -> None:
     (tmp_path / "part.j2").write_text("{{ given | default(1) }}{{ loop is defined }}")
     template = (

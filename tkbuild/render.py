@@ -70,13 +70,15 @@ class Renderer:
         folder = self._folder(variant.spec.folder)
         file = variant.target.template.name
         try:
-            _refuse_unused(variant, folder.used_names(file))
+            used = folder.used_names(file)
             template = folder.template(file)
             values = _values(variant)
             with _time_limit(self._timeout_s):
                 text = template.render(values)
             # After rendering, since that knows the very line of an undefined name that it meets.
             folder.refuse_unknown(file, values)
+            # Last: a misspelt name is told as such, not by the right one that nobody uses.
+            _refuse_unused(variant, used)
         except _OutOfTime as exc:
             raise _out_of_time(self._timeout_s, variant, *_place(exc, variant, file)) from exc
         except RenderError as exc:

@@ -60,6 +60,11 @@ def test_profile_of_an_arch_that_is_not_installed() -> None:
     assert main(["require", "default", "--arch", "sm_103a"]) == NoVariantError.exit_code
 
 
+def test_a_misspelt_profile_is_told_what_profiles_there_are() -> None:
+    with pytest.raises(ArgumentError, match="no profile 'defalt' in the installed kernel wheels; there are: .*default"):
+        health.profile_patterns("defalt")
+
+
 @pytest.mark.parametrize("profile", ["none", ""])
 def test_profile_without_patterns(profile: str) -> None:
     with pytest.raises(ArgumentError, match="names no pattern"):

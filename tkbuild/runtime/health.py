@@ -106,5 +106,9 @@ def _lines(path: Path) -> list[str] | None:
 def _installed_patterns(profile: str, arch: str | None) -> list[str]:
     wanted = None if arch is None else str(TargetArch.parse(arch))
     providers = [(root, manifest) for root, manifest in registry().providers if wanted in (None, manifest.arch)]
-    asked = [profiles[profile] for profiles in (read_profiles(*one) for one in providers) if profile in profiles]
+    known = [read_profiles(*one) for one in providers]
+    asked = [profiles[profile] for profiles in known if profile in profiles]
+    if known and not asked and profile.isidentifier():  # names of kernels have a dot
+        names = ", ".join(sorted({name for profiles in known for name in profiles})) or "none"
+        raise ArgumentError(f"no profile {profile!r} in the installed kernel wheels; there are: {names}", profile=profile)
     return list(dict.fromkeys(one for ids in asked for one in ids)) if asked else [profile]
