@@ -61,7 +61,7 @@ def test_profile_of_an_arch_that_is_not_installed() -> None:
 
 
 def test_a_misspelt_profile_is_told_what_profiles_there_are() -> None:
-    with pytest.raises(ArgumentError, match="no profile 'defalt' in the installed kernel wheels; there are: .*default"):
+    with pytest.raises(ArgumentError, match=r"no profile 'defalt' in the installed kernel wheels; there are: .*default"):
         health.profile_patterns("defalt")
 
 
