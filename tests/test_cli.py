@@ -233,7 +233,8 @@ def test_an_unchanged_build_is_not_planned_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     use_fake_worker(monkeypatch)
-    kit, specs, store, planned = FakeToolkit.create(tmp_path / "cuda"), tmp_path / "specs", tmp_path / "artifacts", []
+    kit, specs, planned = FakeToolkit.create(tmp_path / "cuda"), tmp_path / "specs", []
+    store = specs / "artifacts"  # what a build writes is no part of what it is planned from
     specs.mkdir()
     (specs / "a.yaml").write_text("spec: 1")
 

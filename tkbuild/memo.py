@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +17,32 @@ _KEY_SCHEMA = 1
 _FILE = "entries.json"
 
 
-def plan_fields(specs_dir: Path, choice: Mapping[str, Any], facts: BuildFacts) -> dict[str, Any]:
-    """Return everything that can change which entries a build needs: files of specs, what was asked for, tools, tkbuild itself."""
-    here = Path(__file__).parent
-    return {
-        "specs": {
-            path.relative_to(specs_dir).as_posix(): file_digest(path) for path in sorted(specs_dir.rglob("*")) if path.is_file()
-        },
-        "choice": dict(choice),
-        "tkbuild": own_digest(path.name for path in here.glob("*.py")),
-        **facts.lowering,
-        **facts.compiling,
-    }
+def plan_fields(specs_dir: Path, choice: Mapping[str, Any], facts: BuildFacts, store: Store) -> dict[str, Any] | None:
+    """Return everything that can change which entries a build needs: files of specs, what was asked for, tools, tkbuild itself.
+
+    None if a file cannot be read: planning then says which, if it needs it. The store itself may lie among the specs.
+    """
+    try:
+        return {
+            "specs": {_name(path.relative_to(specs_dir)): file_digest(path) for path in _files_below(specs_dir, store.root)},
+            "choice": dict(choice),
+            "tkbuild": own_digest(path.name for path in Path(__file__).parent.glob("*.py")),
+            **facts.lowering,
+            **facts.compiling,
+        }
+    except OSError:
+        return None
+
+
+def _name(path: Path) -> str:
+    return os.fsencode(path.as_posix()).decode("utf-8", "backslashreplace")
+
+
+def _files_below(folder: Path, left_out: Path) -> Iterator[Path]:
+    outside = left_out.resolve()
+    for at, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if Path(at, name).resolve() != outside]
+        yield from (path for name in names if (path := Path(at, name)).is_file())
 
 
 def recall(store: Store, fields: Mapping[str, Any]) -> int | None:

@@ -50,8 +50,8 @@ def compile_command(
     parts, tilelang = toolchain.find(cuda_home), toolchain.find_tilelang()
     facts = build_facts(parts, tilelang)
     choice = {"patterns": list(patterns), "profile": profile, "archs": list(archs), "shard": part}
-    fields = plan_fields(specs_dir, choice, facts)
-    ready = None if as_json else recall(opened, fields)  # events name each variant
+    fields = plan_fields(specs_dir, choice, facts, opened)
+    ready = None if as_json or fields is None else recall(opened, fields)  # events name each variant
     if ready is not None:
         seconds = time.perf_counter() - started
         click.echo(f"{ready} variants ready, {ready} of them from the store; 0 lowered, 0 compiled, 0 failed in {seconds:.1f} s")
@@ -60,7 +60,7 @@ def compile_command(
     variants = making.selected(patterns, specs_dir, profile, archs)
     plan = making.planned(variants, facts, timeout, part)
     result = making.build(plan, opened, parts, tilelang, options, on_event=making.reporter(as_json))
-    if not result.failures:
+    if fields is not None and not result.failures:
         remember(opened, fields, [(built.lower_key, built.compile_key) for built in result.built])
     making.summarise(result, as_json)
 
