@@ -21,7 +21,7 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.dtype == b.dtype and a.shape == b.shape and torch.equal(bytes_of(a), bytes_of(b))
 
 
-def opcheck(op: Any, args: Sequence[Any], keywords: Mapping[str, Any]) -> None:
+def opcheck(op: Any, args: Sequence[Any], keywords: Mapping[str, Any] | None = None) -> None:
     """Run ``torch.library.opcheck``. Its schema check does arithmetic on the inputs, which torch lacks for 8-bit floats."""
     is_float8 = any(isinstance(arg, torch.Tensor) and arg.dtype == torch.float8_e4m3fn for arg in args)
-    torch.library.opcheck(op, tuple(args), dict(keywords), test_utils=_UTILITIES[1:] if is_float8 else _UTILITIES)
+    torch.library.opcheck(op, tuple(args), dict(keywords or {}), test_utils=_UTILITIES[1:] if is_float8 else _UTILITIES)

@@ -16,6 +16,7 @@ Tensors = list[Any]
 """The inputs of a call in the spec's order; None for an optional one that is left out."""
 PeerCall = Callable[[Any, Tensors, Mapping[str, Any]], "Thunk | None"]
 _E4M3_MAX = 448.0
+_SHORT = {"bfloat16": "bf16", "float32": "fp32"}
 
 
 def peer_thunk(kernel: str, api: ModuleType, call: Call) -> Thunk | None:
@@ -27,19 +28,23 @@ def peer_thunk(kernel: str, api: ModuleType, call: Call) -> Thunk | None:
     if make is None:
         return None
     try:
-        thunk = make(api, list(call.input_views), call.values)
+        return make(api, list(call.input_views), call.values)
     except AttributeError:
         return None
-    return thunk
 
 
-def _token_flags(values: Mapping[str, Any]) -> dict[str, bool]:
+def _scale_flags(values: Mapping[str, Any], col_major: bool) -> dict[str, bool]:
+    """How all functions that make float32 or packed scales are told their kind and layout."""
     packed = values["sf_format"] == "ue8m0"
-    given = {
-        "use_tma_aligned_col_major_sf": bool(values["col_major"]),
+    return {
+        "use_tma_aligned_col_major_sf": col_major,
         "round_sf": packed or bool(values["round_sf"]),
         "use_packed_ue8m0": packed,
     }
+
+
+def _token_flags(values: Mapping[str, Any]) -> dict[str, bool]:
+    given = _scale_flags(values, bool(values["col_major"]))
     return {**given, "round_sf": False, "use_e4m3_sf": True} if values["sf_format"] == "e4m3" else given
 
 
@@ -68,9 +73,10 @@ def _per_token_cast_and_cast_back(api: Any, tensors: Tensors, values: Mapping[st
 
 
 def _cast_back(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
-    fmt = {"bfloat16": "bf16", "float32": "fp32"}[values["out_dtype"]]
     special = "e5m6" if values["data_format"] == "e5m6" else None
-    return functools.partial(api.quant.cast_back, (tensors[0], tensors[1]), fmt, (values["bm"], values["bk"]), special)
+    return functools.partial(
+        api.quant.cast_back, (tensors[0], tensors[1]), _SHORT[values["out_dtype"]], (values["bm"], values["bk"]), special
+    )
 
 
 def _cast(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
@@ -82,12 +88,7 @@ def _cast_stochastic(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> T
 
 
 def _block_flags(values: Mapping[str, Any]) -> dict[str, bool]:
-    packed = values["sf_format"] == "ue8m0"
-    return {
-        "use_tma_aligned_col_major_sf": bool(values["col_major"]),
-        "round_sf": packed or bool(values["round_sf"]),
-        "use_packed_ue8m0": packed,
-    }
+    return _scale_flags(values, bool(values["col_major"]))
 
 
 def _per_block_cast(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
@@ -200,18 +201,9 @@ def _swiglu_flags(values: Mapping[str, Any], weights: Any) -> dict[str, Any]:
     }
 
 
-def _swiglu_sf(values: Mapping[str, Any], col_major: bool) -> dict[str, bool]:
-    packed = values["sf_format"] == "ue8m0"
-    return {
-        "use_tma_aligned_col_major_sf": col_major,
-        "round_sf": packed or bool(values["round_sf"]),
-        "use_packed_ue8m0": packed,
-    }
-
-
 def _swiglu_forward_cast(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
     x, _, weights, _, psum, _, sf, counts = tensors
-    flags = {**_swiglu_flags(values, weights), **_swiglu_sf(values, sf.stride(0) < sf.stride(1)), "clamped_count": counts}
+    flags = {**_swiglu_flags(values, weights), **_scale_flags(values, sf.stride(0) < sf.stride(1)), "clamped_count": counts}
     return functools.partial(api.quant.swiglu_forward_and_per_token_cast, x, "e4m3", values["block"], psum, **flags)
 
 
@@ -230,7 +222,7 @@ def _swiglu_channels(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> T
 
 def _swiglu_backward_cast(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
     x, x_sf, grad, weights, psum, _, act = tensors
-    flags = {**_swiglu_flags(values, weights), **_swiglu_sf(values, bool(values["col_major"])), "do_recompute": act is not None}
+    flags = {**_swiglu_flags(values, weights), **_block_flags(values), "do_recompute": act is not None}
     return functools.partial(api.quant.swiglu_backward_and_per_token_cast, (x, x_sf), grad, "e4m3", values["block"], psum, **flags)
 
 
@@ -291,7 +283,6 @@ def _mask_indices_by_tp(api: Any, tensors: Tensors, values: Mapping[str, Any]) -
     return functools.partial(api.moe.mask_indices_by_tp, tensors[0], *ranks)
 
 
-_SHORT = {"bfloat16": "bf16", "float32": "fp32"}
 _PUBLIC_CALLS: dict[str, PeerCall] = {
     "transpose.transpose": lambda api, t, v: functools.partial(api.transpose.transpose, t[0]),
     "transpose.batched_transpose": lambda api, t, v: functools.partial(api.transpose.batched_transpose, t[0]),

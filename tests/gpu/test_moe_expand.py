@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from gpu_checks import opcheck, same
 
 from tkbuild import ops
 from tkbuild.errors import ArgumentError, LaunchError, NoVariantError
@@ -18,14 +19,6 @@ pytestmark = pytest.mark.gpu
 
 E4M3 = torch.float8_e4m3fn
 WIDTHS = [576, 2048, 2560, 3072, 4096, 6144, 7168]
-
-
-def same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return (
-        a.dtype == b.dtype
-        and a.shape == b.shape
-        and torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
-    )
 
 
 def routed(tokens: int, k: int = 6, num_experts: int = 32) -> torch.Tensor:
@@ -215,6 +208,6 @@ def test_opcheck() -> None:
     tensors = given_inputs()
     out = torch.zeros(tensors["experts"].shape[0], 512, dtype=torch.uint8, device="cuda")
     given = (tensors["x"].view(torch.uint8), tensors["rows"], tensors["experts"], None, out, None)
-    torch.library.opcheck(torch.ops.tkbuild.expand_to_fused, given)
+    opcheck(torch.ops.tkbuild.expand_to_fused, given)
     given = (tensors["y"], None, tensors["w"], tensors["rows"], None)
-    torch.library.opcheck(torch.ops.tkbuild.reduce_fused, given, {"out_dtype": torch.float8_e4m3fn})
+    opcheck(torch.ops.tkbuild.reduce_fused, given, {"out_dtype": torch.float8_e4m3fn})

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from gpu_checks import opcheck, same
 
 from tkbuild import ops
 from tkbuild.errors import ArgumentError, LaunchError, NoVariantError
@@ -23,10 +24,6 @@ def routed(tokens: int, k: int, num_experts: int) -> torch.Tensor:
     """Distinct ids in each row, as gates give them, a quarter of them -1."""
     picked = torch.rand(tokens, max(num_experts, k), device="cuda").argsort(dim=1)[:, :k]
     return torch.where((picked < num_experts) & (torch.rand(tokens, k, device="cuda") > 0.25), picked, -1)
-
-
-def same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.view(torch.int32), b.view(torch.int32))
 
 
 @pytest.fixture(params=[0, 1, 19])
@@ -203,10 +200,10 @@ def test_opcheck() -> None:
     x = torch.randint(-1, 8, IDS, device="cuda")
     ints = {"dtype": torch.int32, "device": "cuda"}
     given = torch.ops.tkbuild
-    torch.library.opcheck(given.mask_indices_by_tp, (x,), {"experts_per_rank": 2, "tp_rank": 0, "num_tp_ranks": 2})
-    torch.library.opcheck(given.group_count, (x, torch.zeros(2, 8, **ints)), {"num_groups": 8, "num_chunks": 2})
+    opcheck(given.mask_indices_by_tp, (x,), {"experts_per_rank": 2, "tp_rank": 0, "num_tp_ranks": 2})
+    opcheck(given.group_count, (x, torch.zeros(2, 8, **ints)), {"num_groups": 8, "num_chunks": 2})
     sizes = {"num_experts": 8, "num_aux_topk": 8, "num_chunks": 2}
-    torch.library.opcheck(given.aux_fi, (x, torch.zeros(2, 8, **ints)), sizes)
-    torch.library.opcheck(given.inplace_unique_group_indices, (x.clone(),))
+    opcheck(given.aux_fi, (x, torch.zeros(2, 8, **ints)), sizes)
+    opcheck(given.inplace_unique_group_indices, (x.clone(),))
     maps = (*(torch.zeros(600, **ints) for _ in range(3)), torch.zeros(*IDS, **ints), torch.zeros(2, 8, **ints))
-    torch.library.opcheck(given.get_fused_mapping, (x, *maps), {"num_experts": 8, "alignment": 1, "num_chunks": 2})
+    opcheck(given.get_fused_mapping, (x, *maps), {"num_experts": 8, "alignment": 1, "num_chunks": 2})

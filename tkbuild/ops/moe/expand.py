@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from tkbuild.errors import ArgumentError
-from tkbuild.ops.quant.types import QuantTensor
+from tkbuild.ops.quant.types import QuantTensor, empty_scales
 from tkbuild.runtime.op import dtype_name, kernel_op
 
 _expand_to_fused = kernel_op("moe.expand_to_fused")
@@ -14,7 +14,6 @@ _reduce_fused = kernel_op("moe.reduce_fused")
 _BLOCKS = (32, 128)
 _SF_DTYPES = (torch.float32, torch.int32)
 _BLOCKS_PER_WORD = 4
-_COLUMN_PITCH = 4
 
 
 def expand_to_fused(x: torch.Tensor, token_topk_to_pos: torch.Tensor, pos_to_expert: torch.Tensor) -> torch.Tensor:
@@ -59,7 +58,7 @@ def expand_to_fused_with_sf(
     _check_sf(name, data, sf, num_per_channels, use_tma_aligned_col_major_sf)
     rows = pos_to_expert.shape[0]
     out = torch.empty((rows, data.shape[1]), dtype=data.dtype, device=data.device)
-    out_sf = _empty_sf(rows, sf, use_tma_aligned_col_major_sf)
+    out_sf = empty_scales(rows, sf.shape[1], sf.dtype, use_tma_aligned_col_major_sf, sf.device)
     words = (sf.view(torch.int32), out_sf.view(torch.int32))
     _expand_to_fused((_bytes(data), token_topk_to_pos, pos_to_expert, words[0], _bytes(out), words[1]))
     return out, out_sf
@@ -126,14 +125,6 @@ def _check_sf(name: str, data: torch.Tensor, sf: torch.Tensor, block: int, col_m
     shapes = [(data.shape[0], -(-data.shape[1] * columns // columns_per_word)) for columns in columns_per_element]
     if tuple(sf.shape) not in shapes:
         raise ArgumentError(f"{name}: sf has shape {tuple(sf.shape)}, expected {' or '.join(map(str, shapes))}", kernel=name)
-
-
-def _empty_sf(rows: int, sf: torch.Tensor, col_major: bool) -> torch.Tensor:
-    columns = sf.shape[1]
-    if not col_major:
-        return torch.empty((rows, columns), dtype=sf.dtype, device=sf.device)
-    pitch = -(-rows // _COLUMN_PITCH) * _COLUMN_PITCH
-    return torch.empty((columns, pitch), dtype=sf.dtype, device=sf.device)[:, :rows].T
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

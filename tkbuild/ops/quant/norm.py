@@ -6,7 +6,7 @@ import torch
 
 from tkbuild.errors import ArgumentError
 from tkbuild.ops.config import settings
-from tkbuild.ops.quant.types import QuantTensor
+from tkbuild.ops.quant.types import QuantTensor, check_packed
 from tkbuild.runtime import get_num_sms
 from tkbuild.runtime.op import dtype_name, kernel_op
 
@@ -165,8 +165,7 @@ def _check_rank(kernel: str, x: torch.Tensor) -> None:
 def _check_cast(kernel: str, cast: tuple[str, int], round_sf: bool, packed: bool) -> None:
     if cast != _CAST:
         raise ArgumentError(f"{kernel}: fmt and num_per_channels are {cast}, expected {_CAST}", kernel=kernel)
-    if packed and not round_sf:
-        raise ArgumentError(f"{kernel}: use_packed_ue8m0 needs round_sf=True: packed scales are powers of two", kernel=kernel)
+    check_packed(kernel, round_sf, packed)
 
 
 def _sum_buffer(

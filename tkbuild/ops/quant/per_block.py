@@ -6,7 +6,7 @@ import torch
 
 from tkbuild.errors import ArgumentError
 from tkbuild.ops.config import settings
-from tkbuild.ops.quant.types import QuantTensor, block_of, pair_of
+from tkbuild.ops.quant.types import QuantTensor, block_of, check_packed, pair_of
 from tkbuild.runtime.op import kernel_op
 
 _per_block_cast = kernel_op("quant.per_block_cast")
@@ -139,5 +139,4 @@ def _how(
 def _check(function: str, fmt: str, *, round_sf: bool, packed: bool) -> None:
     if fmt not in ("e4m3", "e2m1"):
         raise ArgumentError(f"quant.{function}: fmt is {fmt!r}, expected 'e4m3' or 'e2m1'", fmt=fmt)
-    if packed and not round_sf:
-        raise ArgumentError(f"quant.{function}: use_packed_ue8m0 needs round_sf=True: packed scales are powers of two")
+    check_packed(f"quant.{function}", round_sf, packed)

@@ -6,7 +6,7 @@ import torch
 
 from tkbuild.errors import ArgumentError
 from tkbuild.ops.config import settings
-from tkbuild.ops.quant.types import QuantTensor
+from tkbuild.ops.quant.types import QuantTensor, check_packed
 from tkbuild.runtime.op import kernel_op
 
 _per_channel_cast = kernel_op("quant.per_channel_cast")
@@ -52,8 +52,7 @@ def cast_channels(
 ) -> QuantTensor:
     """``per_channel_cast`` under the name ``function``, of the rows that ``pos_to_token`` names if given."""
     check_format(function, fmt)
-    if use_packed_ue8m0 and not round_sf:
-        raise ArgumentError(f"quant.{function}: use_packed_ue8m0 needs round_sf=True: packed scales are powers of two")
+    check_packed(f"quant.{function}", round_sf, use_packed_ue8m0)
     static = ("ue8m0" if use_packed_ue8m0 else "f32",)
     data = x if isinstance(x, torch.Tensor) else x[0]
     if data.dim() != 2 or (pos_to_token is not None and pos_to_token.dim() != 1):

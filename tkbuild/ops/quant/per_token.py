@@ -6,7 +6,7 @@ import torch
 
 from tkbuild.errors import ArgumentError
 from tkbuild.ops.config import settings
-from tkbuild.ops.quant.types import QuantTensor, block_of, pair_of
+from tkbuild.ops.quant.types import QuantTensor, block_of, check_packed, pair_of
 from tkbuild.runtime.op import kernel_op
 
 _per_token_cast = kernel_op("quant.per_token_cast")
@@ -159,5 +159,4 @@ def _check(function: object, fmt: str, round_sf: bool, packed: bool, e4m3_sf: bo
         raise ArgumentError(f"{name}: fmt is {fmt!r}, expected 'e4m3' or 'e2m1'", fmt=fmt)
     if e4m3_sf and (round_sf or packed):
         raise ArgumentError(f"{name}: use_e4m3_sf with round_sf or use_packed_ue8m0, expected one kind of scales")
-    if packed and not round_sf:
-        raise ArgumentError(f"{name}: use_packed_ue8m0 needs round_sf=True: packed scales are powers of two")
+    check_packed(name, round_sf, packed)

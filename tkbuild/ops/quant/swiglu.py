@@ -9,7 +9,7 @@ import torch
 
 from tkbuild.errors import ArgumentError
 from tkbuild.ops.config import settings
-from tkbuild.ops.quant.types import QuantTensor, pair_of
+from tkbuild.ops.quant.types import QuantTensor, check_packed, empty_scales, pair_of
 from tkbuild.runtime.op import kernel_op
 
 _forward_cast = kernel_op("quant.swiglu_forward_and_per_token_cast")
@@ -105,9 +105,10 @@ def swiglu_backward_and_per_token_cast(
 ) -> tuple[Any, ...]:
     """Return (x_grad, (x_grad quantised, its sf), weight_grad if weights were given, act if ``do_recompute``).
 
-    x is the pair (data, sf) of the forward function's input, quantised in the same blocks as the result; act_x_grad the gradient of its result, act that result in bfloat16.
-    The gradient is quantised from its float32 values, each half in blocks of its own; where a limit acts it is 0. weight_grad
-    is the sum over a row of gradient times unweighted activation, in a fixed order, times routed_scaling_factor.
+    x is the forward function's input as a pair (data, sf), quantised in the same blocks as the result; act_x_grad is the gradient
+    of that function's result, act the result in bfloat16. The gradient is quantised from its float32 values, each half in blocks
+    of its own; where a limit acts it is 0. weight_grad is the sum over a row of gradient times unweighted activation, in a fixed
+    order, times routed_scaling_factor.
 
     psum_num_tokens_per_expert: rows from psum[e - 1] up to the token alignment, and those behind the last expert up to it, are
     padding: every result is 0 there. Rows further behind count as real.
@@ -196,12 +197,6 @@ def check_counts(name: str, clamped_count: torch.Tensor | None, shape: tuple[int
         raise refusal(name, f"clamped_count has the shape {tuple(clamped_count.shape)}", f"{shape}")
 
 
-def check_packed(name: str, round_sf: bool, packed: bool) -> None:
-    """Raises: ArgumentError for packed scales that are not rounded."""
-    if packed and not round_sf:
-        raise refusal(name, "use_packed_ue8m0 without round_sf", "round_sf=True: packed scales are powers of two")
-
-
 def flat_rows(name: str, x: torch.Tensor) -> torch.Tensor:
     """Return x (.., C) of two or three dimensions as (N, C). Raises: ArgumentError for other ranks, or rows apart."""
     rank = x.dim()
@@ -225,27 +220,19 @@ def forward_cast(
     scalars: tuple[int, float, float],
     amax_min: float,
 ) -> QuantTensor:
-    """Launch the quantising kernel. width: H; rows: index, weights, experts, psum; block 0: whole rows; flags: column-major, round, packed;
-    scalars: alignment, scaling, limit.
+    """Launch the quantising kernel; rows that it skips keep what the memory held.
+
+    width: H; rows: index, weights, experts, psum; block 0: whole rows; flags: column-major, round, packed; scalars: alignment,
+    scaling, limit.
     """
     col_major, round_sf, packed = flags
     check_packed(name, round_sf, packed)
     num_rows, device = x.shape[0], x.device
     data = torch.empty((num_rows, width), dtype=torch.float8_e4m3fn, device=device)
     columns = -(-width // (block * (4 if packed else 1))) if block else 1
-    sf = _empty_scales(num_rows, columns, torch.int32 if packed else torch.float32, col_major, device)
+    sf = empty_scales(num_rows, columns, torch.int32 if packed else torch.float32, col_major, device)
     _forward_cast((x, *rows, data, sf, clamped_count), (block,), (*scalars, round_sf, amax_min))
     return data, sf
-
-
-def _empty_scales(rows: int, columns: int, dtype: torch.dtype, col_major: bool, device: torch.device) -> torch.Tensor:
-    """Rows that are skipped keep what the memory held; each column of column-major scales is a multiple of 16 bytes."""
-    if not col_major:
-        return torch.empty((rows, columns), dtype=dtype, device=device)
-    pitch = -(-rows // 4) * 4
-    if pitch == rows:
-        return torch.empty_strided((rows, columns), (1, pitch), dtype=dtype, device=device)
-    return torch.empty((columns * pitch,), dtype=dtype, device=device).as_strided((rows, columns), (1, pitch))
 
 
 # ---- of this contract

@@ -1,4 +1,4 @@
-"""The pair that quantised data travels in."""
+"""The pair that quantised data travels in, and what the functions that take or make it check and allocate alike."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from tkbuild.errors import ArgumentError
 
 QuantTensor = tuple[torch.Tensor, torch.Tensor]
 """Quantised data with its scale factors."""
+_COLUMN_PITCH = 4
 
 
 def pair_of(function: str, x: Any) -> QuantTensor:
@@ -24,3 +25,19 @@ def block_of(function: str, name: str, block: Any) -> tuple[int, int]:
     if not isinstance(block, (tuple, list)) or len(block) != 2 or not all(isinstance(extent, int) for extent in block):
         raise ArgumentError(f"{function}: {name} is {block!r}, expected (rows, columns)")
     return block[0], block[1]
+
+
+def check_packed(function: str, round_sf: bool, packed: bool) -> None:
+    """Raises: ArgumentError for packed scales that are not rounded."""
+    if packed and not round_sf:
+        raise ArgumentError(f"{function}: use_packed_ue8m0 needs round_sf=True: packed scales are powers of two", kernel=function)
+
+
+def empty_scales(rows: int, columns: int, dtype: torch.dtype, col_major: bool, device: torch.device) -> torch.Tensor:
+    """Return uninitialised scales (rows, columns) of 4 bytes: row-major, or column by column, each a multiple of 16 bytes."""
+    if not col_major:
+        return torch.empty((rows, columns), dtype=dtype, device=device)
+    pitch = -(-rows // _COLUMN_PITCH) * _COLUMN_PITCH
+    if pitch == rows:
+        return torch.empty_strided((rows, columns), (1, pitch), dtype=dtype, device=device)
+    return torch.empty((columns * pitch,), dtype=dtype, device=device).as_strided((rows, columns), (1, pitch))

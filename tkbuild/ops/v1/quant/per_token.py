@@ -7,7 +7,7 @@ import torch
 from tkbuild.errors import ArgumentError
 from tkbuild.ops import quant
 from tkbuild.ops.config import settings
-from tkbuild.ops.quant.types import QuantTensor
+from tkbuild.ops.quant.types import QuantTensor, check_packed
 from tkbuild.runtime.op import kernel_op
 
 _per_row_cast = kernel_op("quant.per_row_cast")
@@ -53,8 +53,7 @@ def _check_row(
     if x.dim() != 2 or block != x.shape[1]:
         what = "the number of columns" if fmt == "e5m6" else "16, 32, 64, 128 or the number of columns"
         raise ArgumentError(f"{name}: num_per_channels is {block} for x of shape {tuple(x.shape)}, expected {what}")
-    if packed and not round_sf:
-        raise ArgumentError(f"{name}: use_packed_ue8m0 needs round_sf=True: packed scales are powers of two")
+    check_packed(name, round_sf, packed)
 
 
 def per_token_cast_with_sf_only(

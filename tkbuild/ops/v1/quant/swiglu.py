@@ -105,10 +105,10 @@ def swiglu_backward_and_per_token_cast(
 ) -> tuple[torch.Tensor, QuantTensor, torch.Tensor, torch.Tensor]:
     """Return (act, (x_grad quantised, its sf), x_grad, weight_grad).
 
-    x is the quantised input of the forward function, grad_out the gradient of its result, act that result in bfloat16. The
-    gradient is quantised from its float32 values, each half in blocks of its own; where a limit acts it is 0. A row that names no
-    slot has the weight 0. weight_grad of a slot is the sum over its row of gradient times unweighted activation, in a fixed
-    order; 0 where token_topk_to_pos is -1, and everywhere without rows.
+    x is the forward function's input as a pair (data, sf), quantised in the same blocks as the result; grad_out is the gradient
+    of that function's result, act the result in bfloat16. The gradient is quantised from its float32 values, each half in blocks
+    of its own; where a limit acts it is 0. A row that names no slot has the weight 0. weight_grad of a slot is the sum over its
+    row of gradient times unweighted activation, in a fixed order; 0 where token_topk_to_pos is -1, and everywhere without rows.
 
     Shapes: x data (N, 2 H) or with a further leading dimension, H a multiple of the block b, sf (N, 2 H / b); grad_out (N, H);
     weight, token_topk_to_pos (T, k); pos_to_token_topk (N) -> act (N, H), x_grad (N, 2 H), weight_grad (T, k); N may be 0.
