@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import Counter
 from collections.abc import Iterable
@@ -10,6 +9,7 @@ from typing import Any
 
 from tkbuild.errors import ArgumentError
 from tkbuild.frontend import CannotFork, split_headers
+from tkbuild.machine import available_bytes, usable_cores
 from tkbuild.plan import CompileStep
 
 # What one job may need: a front end with its headers, an assembler, a share of TileLang.
@@ -25,8 +25,7 @@ def job_count(cores: int, memory_bytes: int, wanted: int | None) -> int:
 
 def machine_job_count(wanted: int | None) -> int:
     """Return how many steps run at once on this machine. Raises: ArgumentError for fewer than one."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return job_count(cores, os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), wanted)
+    return job_count(usable_cores(), available_bytes(), wanted)
 
 
 def header_group(step: CompileStep) -> tuple[str, ...]:
