@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tkbuild.errors import IntegrityError
@@ -18,6 +20,10 @@ _STT_FUNC, _STB_GLOBAL = 2, 1
 _STO_CUDA_ENTRY = 0x10
 # From this ELF ABI version on (toolkit 13) e_flags holds the SM number in bits 8 to 15, before in bits 0 to 7.
 _ABI_WITH_SHIFTED_SM = 8
+#: The section with the assembler's options, as releases of the toolkit name it.
+_NOTES = (".note.nv.tkinfo", ".nv.note.tkinfo")
+
+_Section = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -36,43 +42,59 @@ class CubinFacts:
 
 def parse_cubin(content: bytes) -> CubinFacts:
     """Return the facts of a cubin. Raises: IntegrityError for anything that is no complete CUDA ELF file."""
+    with _reading(content):
+        number, headers, names = _sections(content)
+        sizes = {name: header[5] for name, header in zip(names, headers, strict=True) if name}
+        return CubinFacts(_arch(content, number, headers, names), sizes, _kernels(headers, content))
+
+
+def cubin_arch(content: bytes) -> str:
+    """Return ``parse_cubin(content).arch`` without looking for kernels. Raises: IntegrityError likewise."""
+    with _reading(content):
+        return _arch(content, *_sections(content))
+
+
+@contextlib.contextmanager
+def _reading(content: bytes) -> Iterator[None]:
     try:
-        return _parse(content)
+        yield
     except (struct.error, IndexError, UnicodeDecodeError) as exc:
         raise IntegrityError(f"not a complete cubin: {exc}", bytes=len(content)) from exc
 
 
-def _parse(content: bytes) -> CubinFacts:
+def _sections(content: bytes) -> tuple[int, list[_Section], list[str]]:
+    """Return the SM number, and the header and the name of every section; each lies inside ``content``."""
     ident, _, machine, _, _, _, section_offset, flags, _, _, _, _, section_count, names_index = _HEADER.unpack_from(content)
     if ident[:6] != b"\x7fELF\x02\x01" or machine != EM_CUDA:
         raise IntegrityError(f"not a cubin: expected a 64-bit ELF file of machine {EM_CUDA}", bytes=len(content))
     headers = [_SECTION.unpack_from(content, section_offset + i * _SECTION.size) for i in range(section_count)]
+    for header in headers:
+        _check_end(content, header)
     name_table = _body(content, headers[names_index])
-    names = [_text(name_table, header[0]) for header in headers]
-    bodies = {name: _body(content, header) for name, header in zip(names, headers, strict=True)}
     number = (flags >> 8) & 0xFF if ident[8] >= _ABI_WITH_SHIFTED_SM else flags & 0xFF
-    sizes = {name: header[5] for name, header in zip(names, headers, strict=True) if name}
-    return CubinFacts(_arch(number, bodies), sizes, _kernels(headers, content))
+    return number, headers, [_text(name_table, header[0]) for header in headers]
 
 
-def _body(content: bytes, header: tuple[int, ...]) -> bytes:
+def _check_end(content: bytes, header: _Section) -> None:
     kind, offset, size = header[1], header[4], header[5]
-    if kind == _SHT_NOBITS:
-        return b""
-    if offset + size > len(content):
+    if kind != _SHT_NOBITS and offset + size > len(content):
         raise IntegrityError(
             f"not a complete cubin: a section ends at {offset + size}, the file at {len(content)}", bytes=len(content)
         )
-    return content[offset : offset + size]
+
+
+def _body(content: bytes, header: _Section) -> bytes:
+    return b"" if header[1] == _SHT_NOBITS else content[header[4] : header[4] + header[5]]
 
 
 def _text(table: bytes, offset: int) -> str:
     return table[offset : table.index(b"\0", offset)].decode()
 
 
-def _arch(number: int, bodies: dict[str, bytes]) -> str:
+def _arch(content: bytes, number: int, headers: list[_Section], names: list[str]) -> str:
     """The SM number stands in e_flags; its suffix only in the note that repeats the assembler's options."""
-    note = next((bodies[name] for name in (".note.nv.tkinfo", ".nv.note.tkinfo") if name in bodies), b"")
+    found = [header for name, header in zip(names, headers, strict=True) if name in _NOTES]
+    note = _body(content, found[0]) if found else b""
     match = re.search(rb"-arch[ =]sm_(\d+)([af]?)", note)
     if match is None:
         raise IntegrityError(f"the cubin is for sm_{number} and does not say with which suffix", sm=number)
@@ -81,7 +103,7 @@ def _arch(number: int, bodies: dict[str, bytes]) -> str:
     return f"sm_{number}{match.group(2).decode()}"
 
 
-def _kernels(headers: list[tuple[int, ...]], content: bytes) -> tuple[str, ...]:
+def _kernels(headers: list[_Section], content: bytes) -> tuple[str, ...]:
     table = next((header for header in headers if header[1] == _SHT_SYMTAB), None)
     if table is None:
         return ()

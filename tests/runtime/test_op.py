@@ -11,7 +11,8 @@ import torch
 from runtime.providers import cast_signature, write_provider
 
 from tkbuild.errors import ArgumentError, IntegrityError, LaunchError
-from tkbuild.runtime.op import Allocation, allocations, bind, call_axes, check_driver, load
+from tkbuild.runtime import op
+from tkbuild.runtime.op import Allocation, CallPlan, allocations, bind, call_axes, check_driver, load
 from tkbuild.runtime.registry import InstalledVariant, read_registry
 
 
@@ -51,6 +52,17 @@ def test_outputs_follow_the_signature() -> None:
     out, sf = allocations(cast_signature(), values)
     assert out == Allocation((5, 100), (100, 1), torch.float8_e4m3fn, 500)
     assert sf == Allocation((5, 4), (4, 1), torch.float32, 20)
+
+
+@pytest.mark.parametrize("current", [0, 1])
+def test_outputs_are_on_the_device_of_the_plan(monkeypatch: pytest.MonkeyPatch, current: int) -> None:
+    monkeypatch.setattr(op, "_current_device", lambda: current)
+    out = Allocation((2, 3), (3, 1), torch.float32, 6)
+    on_current = torch.empty(1)
+    plan = CallPlan(lambda: None, torch.device("cpu", 0), (out,), (lambda: on_current,), ())
+    (made,) = plan.allocate()
+    assert (made is on_current) == (current == 0)
+    assert made.device.type == "cpu"
 
 
 @pytest.mark.parametrize(("storage", "whole"), [(20, True), (32, False)])

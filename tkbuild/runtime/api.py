@@ -12,7 +12,7 @@ from tkbuild.arch import TargetArch
 from tkbuild.errors import ArgumentError, NoVariantError, PatternError
 from tkbuild.runtime import op
 from tkbuild.runtime.launcher import LaunchFunction, native
-from tkbuild.runtime.registry import InstalledVariant, registry
+from tkbuild.runtime.registry import InstalledVariant, collector_paused, registry
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,10 @@ def preload(patterns: str | Iterable[str] = "*", device: int | torch.device | No
             patterns=patterns,
             capability=capability,
         )
-    for variant in fitting:
-        op.check_driver(variant, native().driver_version())
-        native().preload(op.load(variant), index)
+    with collector_paused():
+        for variant in fitting:
+            op.check_driver(variant, native().driver_version())
+            native().preload(op.load(variant), index)
     return tuple(variant.id for variant in fitting)
 
 

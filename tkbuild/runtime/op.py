@@ -33,6 +33,16 @@ Tensors = Sequence["torch.Tensor | None"]
 Result = Any
 
 
+def _empty_strided_cuda(size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty_strided(size, stride, dtype=dtype, device="cuda")
+
+
+# What torch.empty_strided does without parsing a device and keywords, and without the dispatcher: 0.9 us instead of 1.8 us on
+# the host of an H200. The code that torch's own compiler generates calls it; not a public name.
+_empty_on_current_device = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", _empty_strided_cuda)
+_current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
+
+
 @dataclass(frozen=True)
 class Allocation:
     """One output: a view of ``size`` and ``stride`` at the start of ``storage_elems`` elements."""
@@ -42,12 +52,23 @@ class Allocation:
     dtype: torch.dtype
     storage_elems: int
 
-    def maker(self, device: torch.device) -> Callable[[], torch.Tensor]:
-        """Return what allocates the output: one call of torch where the view fills its storage, which is most of the time."""
+    @property
+    def fills_storage(self) -> bool:
+        """Whether the view reaches to the end of its storage, which is so for most outputs."""
         span = 0 if 0 in self.size else 1 + sum((extent - 1) * step for extent, step in zip(self.size, self.stride, strict=True))
-        if span == self.storage_elems:
-            return functools.partial(torch.empty_strided, self.size, self.stride, dtype=self.dtype, device=device)
-        return lambda: torch.empty((self.storage_elems,), dtype=self.dtype, device=device).as_strided(self.size, self.stride)
+        return span == self.storage_elems
+
+    def make(self, device: torch.device) -> torch.Tensor:
+        """Allocate the output."""
+        if self.fills_storage:
+            return torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=device)
+        return torch.empty((self.storage_elems,), dtype=self.dtype, device=device).as_strided(self.size, self.stride)
+
+    def maker(self, device: torch.device) -> Callable[[], torch.Tensor]:
+        """Return what allocates the output while ``device`` is the current one, as fast as torch can."""
+        if self.fills_storage and device.type == "cuda":
+            return functools.partial(_empty_on_current_device, self.size, self.stride, self.dtype)
+        return functools.partial(self.make, device)
 
 
 @dataclass(frozen=True)
@@ -55,8 +76,16 @@ class CallPlan:
     """All that a call needs and its key decides."""
 
     launch: LaunchFunction
+    device: torch.device
+    outs: tuple[Allocation, ...]
     make_outs: tuple[Callable[[], torch.Tensor], ...]
     options: tuple[bool | int, ...]
+
+    def allocate(self) -> tuple[torch.Tensor, ...]:
+        """Return fresh outputs on the plan's device."""
+        if _current_device() == self.device.index:
+            return tuple([make() for make in self.make_outs])
+        return tuple([out.make(self.device) for out in self.outs])
 
 
 class KernelOp:
@@ -105,7 +134,7 @@ class KernelOp:
         if plan is None:
             plan = self._plans[key] = self._plan(tensors, static, scalars)
         if outs is None:
-            outs = tuple([make() for make in plan.make_outs])
+            outs = plan.allocate()
         plan.launch(*tensors, *outs, *scalars, *plan.options)
         return outs[0] if len(outs) == 1 else outs or None
 
@@ -188,9 +217,12 @@ class KernelOp:
         check_driver(variant, native().driver_version())
         if len(self._plans) >= _MAX_CALL_PLANS:
             self._plans.clear()
+        outs = allocations(signature, {**values, **variant.axes})
         return CallPlan(
             launch=load(variant),
-            make_outs=tuple(allocation.maker(device) for allocation in allocations(signature, {**values, **variant.axes})),
+            device=device,
+            outs=outs,
+            make_outs=tuple(out.maker(device) for out in outs),
             options=tuple(static[len(signature.given_axes) :]),
         )
 

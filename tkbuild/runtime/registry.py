@@ -5,19 +5,21 @@ A kernel wheel is data. It is found through its entry point, never imported, and
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import gc
 import hashlib
 import importlib.metadata
 import importlib.util
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tkbuild.arch import TargetArch
-from tkbuild.elf import parse_cubin
+from tkbuild.elf import cubin_arch
 from tkbuild.errors import IntegrityError, PackageError
 from tkbuild.manifest import CHECKS_NAME, MANIFEST_NAME, RUNTIME_ABI, Manifest, VariantRecord
 from tkbuild.signature import KernelSignature
@@ -57,7 +59,7 @@ class InstalledVariant:
 
     def _check_arch(self, path: Path, content: bytes) -> None:
         try:
-            arch = parse_cubin(content).arch
+            arch = cubin_arch(content)
         except IntegrityError as exc:
             raise IntegrityError(f"{path}: {exc.message}; reinstall the kernel wheel", path=str(path)) from exc
         if arch != str(self.arch):
@@ -86,7 +88,20 @@ def registry() -> Registry:
 
     Raises: IntegrityError, PackageError for a damaged provider or one made for another runtime.
     """
-    return read_registry([*_development_roots(os.environ.get(KERNELS_VARIABLE, "")), *_installed_roots()])
+    with collector_paused():
+        return read_registry([*_development_roots(os.environ.get(KERNELS_VARIABLE, "")), *_installed_roots()])
+
+
+@contextlib.contextmanager
+def collector_paused() -> Iterator[None]:
+    """Keep the garbage collector from searching what is being made, all of which stays; it would walk all of torch's objects too."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _development_roots(value: str) -> list[Path]:

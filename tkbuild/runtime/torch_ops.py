@@ -10,7 +10,7 @@ import torch
 
 from tkbuild.errors import ArgumentError, PackageError
 from tkbuild.runtime.op import allocations, bind, call_axes, kernel_op
-from tkbuild.runtime.registry import registry
+from tkbuild.runtime.registry import collector_paused, registry
 from tkbuild.signature import AxisSpec, KernelSignature, ValueSpec
 
 NAMESPACE = "tkbuild"
@@ -55,18 +55,21 @@ def register_torch_ops() -> tuple[str, ...]:
     _check_op_names(registry().signatures.values())
     library = torch.library.Library(NAMESPACE, "FRAGMENT")
     _KEPT.append(library)
-    names = []
-    for signature in registry().signatures.values():
-        library.define(schema(signature))
-        library.impl(signature.op, _cuda_implementation(signature), "CUDA")
-        library.impl(signature.op, _cpu_implementation(signature), "CPU")
-        torch.library.register_fake(f"{NAMESPACE}::{signature.op}", _fake_implementation(signature), lib=library)
-        op = kernel_op(signature.kernel)
-        op.keywords = (*signature.static_names, *(scalar.name for scalar in signature.scalars))
-        op.dtype_keywords = tuple(axis.name for axis in signature.given_axes if axis.type == "dtype")
-        op.dispatched = getattr(torch.ops.tkbuild, signature.op).default
-        names.append(signature.op)
-    return tuple(names)
+    with collector_paused():
+        for signature in registry().signatures.values():
+            _register(signature, library)
+    return tuple(signature.op for signature in registry().signatures.values())
+
+
+def _register(signature: KernelSignature, library: torch.library.Library) -> None:
+    library.define(schema(signature))
+    library.impl(signature.op, _cuda_implementation(signature), "CUDA")
+    library.impl(signature.op, _cpu_implementation(signature), "CPU")
+    torch.library.register_fake(f"{NAMESPACE}::{signature.op}", _fake_implementation(signature), lib=library)
+    op = kernel_op(signature.kernel)
+    op.keywords = (*signature.static_names, *(scalar.name for scalar in signature.scalars))
+    op.dtype_keywords = tuple(axis.name for axis in signature.given_axes if axis.type == "dtype")
+    op.dispatched = getattr(torch.ops.tkbuild, signature.op).default
 
 
 def _check_op_names(signatures: Iterable[KernelSignature]) -> None:
