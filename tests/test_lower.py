@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("tilelang")
 
 from tkbuild.errors import LowerError
-from tkbuild.lower import lower
+from tkbuild.lower import headers_first, lower
 
 pytestmark = pytest.mark.toolchain
 
@@ -136,3 +136,30 @@ def test_source_without_kernel_is_refused() -> None:
 def test_kernel_without_launch_is_refused() -> None:
     with pytest.raises(LowerError):
         lowered('@T.prim_func\ndef kernel(x: T.Tensor((4,), "float32")):\n    x[0] = 1.0\n')
+
+
+_HEADERS = "#if defined(X)\n#include <cuda.h>\n#endif\n#include <a.h>\n#ifdef B\n#include <b.h>\n#endif\n"
+
+
+@pytest.mark.parametrize(
+    "prelude",
+    [
+        "namespace a {\nint b;\n}\n",
+        "int f() {\n#pragma unroll\n  for (;;) {}\n}\n#if __CUDA_ARCH__ >= 1000\nint c;\n#endif\n",
+        "int f() {\n#if __CUDA_ARCH__ >= 1000\n  return 1;\n#else\n  return 2;\n#endif\n}\n",
+    ],
+)
+def test_headers_come_before_the_prelude(prelude: str) -> None:
+    kernel = 'extern "C" __global__ void k() {}\n'
+    assert headers_first(prelude + _HEADERS + kernel) == _HEADERS + prelude + kernel
+    assert headers_first(_HEADERS + prelude + kernel) == _HEADERS + prelude + kernel
+
+
+@pytest.mark.parametrize("prelude", ["#define NDEBUG\nint a;\n", "#include <mine.h>\nint a;\n", "int a;\n#pragma once\nint b;\n"])
+def test_a_prelude_for_the_preprocessor_stays_first(prelude: str) -> None:
+    source = prelude + _HEADERS + "void k() {}\n"
+    assert headers_first(source) == source
+
+
+def test_source_without_headers_stays_as_it_is() -> None:
+    assert headers_first("int a;\n#if 1\nint b;\n#endif\n") == "int a;\n#if 1\nint b;\n#endif\n"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import linecache
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -103,7 +104,41 @@ def lower(source: str, *, arch: str, pass_configs: Mapping[str, Any], import_dir
                 "look at the rendered source with `tkbuild explain VARIANT --source`",
                 arch=arch,
             ) from exc
-    return LoweredKernel(str(artifact.kernel_source), extract_launch_facts(artifact.host_mod, artifact.device_mod))
+    return LoweredKernel(headers_first(str(artifact.kernel_source)), extract_launch_facts(artifact.host_mod, artifact.device_mod))
+
+
+def headers_first(cuda_source: str) -> str:
+    """Move a prelude, which TileLang puts before its own headers, behind them, so that kernels share the headers they begin with.
+
+    A prelude that speaks to the preprocessor of what follows stays where it is.
+    """
+    lines = cuda_source.splitlines(keepends=True)
+    first, depth = None, 0
+    for number, line in enumerate(lines):
+        if line.strip() and not _is_directive(line):
+            first = None
+        elif first is None and depth == 0:
+            first = number
+        if first is not None and line.lstrip().startswith("#include"):
+            last = next((i for i in range(number, len(lines)) if lines[i].strip() and not _is_directive(lines[i])), len(lines))
+            prelude = lines[:first]
+            if not all(map(_leaves_headers_alone, prelude)):
+                return cuda_source
+            return "".join([*lines[first:last], *prelude, *lines[last:]])
+        depth += _nesting(line)
+    return cuda_source
+
+
+def _is_directive(line: str) -> bool:
+    return line.lstrip().startswith("#")
+
+
+def _leaves_headers_alone(line: str) -> bool:
+    return not _is_directive(line) or re.match(r"\s*#\s*(if|ifdef|ifndef|elif|else|endif|pragma\s+unroll)\b", line) is not None
+
+
+def _nesting(line: str) -> int:
+    return bool(re.match(r"\s*#\s*if", line)) - bool(re.match(r"\s*#\s*endif", line))
 
 
 @contextlib.contextmanager
