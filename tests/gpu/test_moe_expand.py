@@ -207,7 +207,7 @@ def test_nothing_to_do_launches_nothing() -> None:
 def test_opcheck() -> None:
     tensors = given_inputs()
     out = torch.zeros(tensors["experts"].shape[0], 512, dtype=torch.uint8, device="cuda")
-    given = (tensors["x"].view(torch.uint8), tensors["rows"], tensors["experts"], None, out, None)
+    given = (tensors["x"].view(torch.uint8), tensors["rows"], tensors["experts"], None, out, None, None)
     opcheck(torch.ops.tkbuild.expand_to_fused, given)
     given = (tensors["y"], None, tensors["w"], tensors["rows"], None)
     opcheck(torch.ops.tkbuild.reduce_fused, given, {"out_dtype": torch.float8_e4m3fn})

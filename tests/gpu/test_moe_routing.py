@@ -84,11 +84,13 @@ def test_unique_ids(k: int, num_groups: int) -> None:
 
 
 def check_mapping(topk_idx: torch.Tensor, num_experts: int, alignment: int, num_rows: int, found: tuple) -> None:
-    maps = [torch.empty(num_rows, dtype=torch.int32, device="cuda") for _ in range(3)]
+    row_maps = torch.empty((3, num_rows), dtype=torch.int32, device="cuda")
     pairs = torch.empty(topk_idx.shape, dtype=torch.int32, device="cuda")
-    wanted = reference.get_fused_mapping(topk_idx, *maps, pairs, num_experts=num_experts, alignment=alignment)
+    of_rows, of_pairs, segments = reference.get_fused_mapping(
+        topk_idx, row_maps, pairs, num_experts=num_experts, alignment=alignment
+    )
     assert len(found) == 8
-    for ours, theirs in zip(found[:7], wanted, strict=True):
+    for ours, theirs in zip(found[:7], (*of_rows, of_pairs, *segments), strict=True):
         assert same(ours, theirs)
 
 
@@ -205,5 +207,5 @@ def test_opcheck() -> None:
     sizes = {"num_experts": 8, "num_aux_topk": 8, "num_chunks": 2}
     opcheck(given.aux_fi, (x, torch.zeros(2, 8, **ints)), sizes)
     opcheck(given.inplace_unique_group_indices, (x.clone(),))
-    maps = (*(torch.zeros(600, **ints) for _ in range(3)), torch.zeros(*IDS, **ints), torch.zeros(2, 8, **ints))
+    maps = (torch.zeros(3, 600, **ints), torch.zeros(*IDS, **ints), torch.zeros(2, 8, **ints))
     opcheck(given.get_fused_mapping, (x, *maps), {"num_experts": 8, "alignment": 1, "num_chunks": 2})

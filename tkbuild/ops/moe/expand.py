@@ -14,6 +14,8 @@ _reduce_fused = kernel_op("moe.reduce_fused")
 _BLOCKS = (32, 128)
 _SF_DTYPES = (torch.float32, torch.int32)
 _BLOCKS_PER_WORD = 4
+#: From how many rows on column-major scales are stored by runs of rows, which takes a launch more, and up to how many slots.
+_RUN_MIN_ROWS, _RUN_MAX_SLOTS = 4096, 2**31 - 1
 
 
 def expand_to_fused(x: torch.Tensor, token_topk_to_pos: torch.Tensor, pos_to_expert: torch.Tensor) -> torch.Tensor:
@@ -32,7 +34,7 @@ def expand_to_fused(x: torch.Tensor, token_topk_to_pos: torch.Tensor, pos_to_exp
     _check_rows(name, x)
     _check_map(name, token_topk_to_pos, pos_to_expert)
     out = torch.empty((pos_to_expert.shape[0], x.shape[1]), dtype=x.dtype, device=x.device)
-    _expand_to_fused((_bytes(x), token_topk_to_pos, pos_to_expert, None, _bytes(out), None))
+    _expand_to_fused((_bytes(x), token_topk_to_pos, pos_to_expert, None, _bytes(out), None, None), (), (0,))
     return out
 
 
@@ -60,7 +62,10 @@ def expand_to_fused_with_sf(
     out = torch.empty((rows, data.shape[1]), dtype=data.dtype, device=data.device)
     out_sf = empty_scales(rows, sf.shape[1], sf.dtype, use_tma_aligned_col_major_sf, sf.device)
     words = (sf.view(torch.int32), out_sf.view(torch.int32))
-    _expand_to_fused((_bytes(data), token_topk_to_pos, pos_to_expert, words[0], _bytes(out), words[1]))
+    by_runs = use_tma_aligned_col_major_sf and rows >= _RUN_MIN_ROWS and token_topk_to_pos.numel() <= _RUN_MAX_SLOTS
+    num_links = rows if by_runs else 0
+    links = torch.empty((num_links,), dtype=torch.int32, device=data.device) if num_links else None
+    _expand_to_fused((_bytes(data), token_topk_to_pos, pos_to_expert, words[0], _bytes(out), words[1], links), (), (num_links,))
     return out, out_sf
 
 

@@ -17,12 +17,11 @@ _get_fused_mapping = kernel_op("moe.get_fused_mapping")
 _MAX_EXPERTS = 1024
 _MAX_GROUPS = 4096
 _MAX_ROWS = 2**31 - 33  # a warp looks at 32 rows at once
-_QUAD = 4
 
 #: Up to how many ids one CTA counts alone, and how many more CTAs get each.
 _COUNT_ALONE_IDS, _COUNT_CHUNK_IDS = 8192, 2048
 #: Up to how many ids one launch maps, and how two launches deal out more.
-_MAP_ONE_LAUNCH_IDS, _MAP_CHUNK_IDS, _MAP_MAX_CHUNKS = 8192, 1024, 64
+_MAP_ONE_LAUNCH_IDS, _MAP_CHUNK_IDS, _MAP_MAX_CHUNKS = 8192, 512, 128
 
 FusedMapping = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, list[int]]
 """What ``get_fused_mapping`` returns."""
@@ -113,22 +112,21 @@ def get_fused_mapping(
     sync = num_expanded_tokens == 0 and not force_no_sync
     most = (topk_idx.numel() + (alignment - 1) * num_experts) // alignment * alignment
     _require(most <= _MAX_ROWS, name, f"there may be {most} rows", f"at most {_MAX_ROWS}: positions are int32")
-    maps = _maps(topk_idx, most if sync else num_expanded_tokens)
-    chunks = _map_chunks(topk_idx)
-    counts = torch.empty((chunks, -(-num_experts // _QUAD) * _QUAD), dtype=torch.int32, device=topk_idx.device)
-    start, end, rows = _get_fused_mapping((topk_idx, *maps, counts), (), (num_experts, alignment, chunks))
-    if not sync:
-        return *maps, start, end, rows, []
-    per_expert: list[int] = rows.tolist()
-    used = sum(per_expert)
-    return maps[0][:used], maps[1][:used], maps[2][:used], maps[3], start, end, rows, per_expert
+    chunks, device = _map_chunks(topk_idx), topk_idx.device
+    num_rows = most if sync else num_expanded_tokens
+    row_maps = torch.empty_strided((3, num_rows), (_aligned(num_rows), 1), dtype=torch.int32, device=device)
+    pairs = torch.empty(topk_idx.shape, dtype=torch.int32, device=device)
+    counts = torch.empty((chunks, _aligned(num_experts)), dtype=torch.int32, device=device) if chunks else None
+    segments = _get_fused_mapping((topk_idx, row_maps, pairs, counts), (), (num_experts, alignment, chunks))
+    start, end, rows = segments.unbind()
+    per_expert: list[int] = rows.tolist() if sync else []
+    expert, token, slot = (row_maps[:, : sum(per_expert)] if sync else row_maps).unbind()
+    return expert, token, slot, pairs, start, end, rows, per_expert
 
 
-def _maps(topk_idx: torch.Tensor, num_rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    def make(shape: tuple[int, ...]) -> torch.Tensor:
-        return torch.empty(shape, dtype=torch.int32, device=topk_idx.device)
-
-    return make((num_rows,)), make((num_rows,)), make((num_rows,)), make(tuple(topk_idx.shape))
+def _aligned(elems: int) -> int:
+    """``elems`` rounded up, so that int32 rows of so many start at multiples of 16 bytes."""
+    return (elems + 3) & ~3
 
 
 def _count_chunks(ids: torch.Tensor) -> int:

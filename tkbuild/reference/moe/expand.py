@@ -19,6 +19,9 @@ def expand_to_fused(
     x_sf: torch.Tensor | None,
     out: torch.Tensor,
     out_sf: torch.Tensor | None,
+    slot_of_row: torch.Tensor | None = None,
+    *,
+    num_links: int = 0,
 ) -> torch.Tensor | tuple[torch.Tensor, ...]:
     """Return copies of ``out``, and of ``out_sf`` if given, with the rows of ``x`` and ``x_sf`` where slots name them.
 
@@ -26,7 +29,7 @@ def expand_to_fused(
     become 0. Others keep what they hold. No two slots may name one row, nor a slot a row of padding.
 
     Shapes: x (T, H), token_topk_to_pos (T, k), pos_to_expert (N), x_sf (T, S), out (N, H), out_sf (N, S). Dtypes: any; the
-    maps int32.
+    maps int32. ``slot_of_row`` and ``num_links`` say how a kernel goes about it.
     """
     token, row = _named(token_topk_to_pos, pos_to_expert.shape[0])
     padding = pos_to_expert < 0

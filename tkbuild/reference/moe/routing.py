@@ -63,9 +63,7 @@ def inplace_unique_group_indices(group_indices: torch.Tensor) -> torch.Tensor:
 
 def get_fused_mapping(
     topk_idx: torch.Tensor,
-    pos_to_expert: torch.Tensor,
-    pos_to_token: torch.Tensor,
-    pos_to_token_topk: torch.Tensor,
+    row_maps: torch.Tensor,
     token_topk_to_pos: torch.Tensor,
     counts: torch.Tensor | None = None,
     *,
@@ -73,16 +71,17 @@ def get_fused_mapping(
     alignment: int,
     num_chunks: int = 0,
 ) -> tuple[torch.Tensor, ...]:
-    """Return (pos_to_expert, pos_to_token, pos_to_token_topk, token_topk_to_pos, expert_start, expert_end, rows of each expert).
+    """Return (row_maps, token_topk_to_pos, segments).
 
-    Expert e owns rows expert_start[e] to expert_end[e], a multiple of ``alignment``: first the pairs whose id is e, in
-    increasing order of their flat index token * k + slot, then padding. Padding and rows behind the last segment are -1
-    in the maps of rows; pairs with another id, and those whose row would be N or more, are -1 in the map of pairs.
+    Expert e owns rows segments[0, e] to segments[1, e], which are segments[2, e], a multiple of ``alignment``: first the pairs
+    whose id is e, in increasing order of their flat index token * k + slot, then padding. row_maps: expert, token and flat index
+    of each row's pair; -1 for padding and rows behind the last segment. token_topk_to_pos: row of each pair; -1 for pairs with
+    another id, and those whose row would be N or more.
 
-    Shapes: topk_idx (T, k), int64; the maps of rows (N), of pairs (T, k), the rest (num_experts), all int32. Of the
+    Shapes: topk_idx (T, k), int64; row_maps (3, N), token_topk_to_pos (T, k), segments (3, num_experts), all int32. Of the
     maps that are given only the shapes count.
     """
-    ids, num_rows = topk_idx.flatten(), pos_to_expert.shape[0]
+    ids, num_rows = topk_idx.flatten(), row_maps.shape[1]
     experts = torch.where((ids >= 0) & (ids < num_experts), ids, num_experts).int()
     per_expert = torch.bincount(experts, minlength=num_experts + 1)[:num_experts]
     rows = (per_expert + alignment - 1) // alignment * alignment
@@ -96,9 +95,7 @@ def get_fused_mapping(
     fits = row < num_rows
     row, pairs, expert = row[fits], pairs[fits], expert[fits]
 
-    maps = [torch.full_like(given, -1) for given in (pos_to_expert, pos_to_token, pos_to_token_topk, token_topk_to_pos)]
-    of_row = (expert, pairs // max(topk_idx.shape[1], 1), pairs)
-    for target, values in zip(maps[:3], of_row, strict=True):
-        target[row] = values.int()
-    maps[3].view(-1)[pairs] = row.int()
-    return *maps, start.int(), end.int(), rows.int()
+    of_row, of_pair = torch.full_like(row_maps, -1), torch.full_like(token_topk_to_pos, -1)
+    of_row[:, row] = torch.stack([expert, pairs // max(topk_idx.shape[1], 1), pairs]).int()
+    of_pair.view(-1)[pairs] = row.int()
+    return of_row, of_pair, torch.stack([start, end, rows]).int()
