@@ -1,4 +1,4 @@
-"""Manifold hyper-connections: the kernels under their 2.1 names, which write into outputs that the caller gives."""
+"""The Sinkhorn normalisation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""References of the engram kernels."""
+"""References of the gate's weights."""
 
 from __future__ import annotations
 

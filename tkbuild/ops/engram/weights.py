@@ -1,4 +1,4 @@
-"""Engram: weights of the gate and the reduction of their gradients."""
+"""Weights of the gate and the reduction of their gradients."""
 
 from __future__ import annotations
 

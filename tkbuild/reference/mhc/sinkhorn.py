@@ -1,4 +1,4 @@
-"""References of the manifold hyper-connection kernels."""
+"""References of the Sinkhorn normalisation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Differentiable manifold hyper-connection operators."""
+"""The Sinkhorn normalisation, differentiable."""
 
 from __future__ import annotations
 
