@@ -14,14 +14,12 @@ EM_CUDA = 190
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
-_SHT_SYMTAB, _SHT_NOBITS = 2, 8
+_SHT_SYMTAB, _SHT_NOTE, _SHT_NOBITS = 2, 7, 8
 _STT_FUNC, _STB_GLOBAL = 2, 1
 # st_other bit that cuobjdump shows as ENTRY: the function is a kernel.
 _STO_CUDA_ENTRY = 0x10
 # From this ELF ABI version on (toolkit 13) e_flags holds the SM number in bits 8 to 15, before in bits 0 to 7.
 _ABI_WITH_SHIFTED_SM = 8
-#: The section with the assembler's options, as releases of the toolkit name it.
-_NOTES = (".note.nv.tkinfo", ".nv.note.tkinfo")
 
 _Section = tuple[int, ...]
 
@@ -43,15 +41,17 @@ class CubinFacts:
 def parse_cubin(content: bytes) -> CubinFacts:
     """Return the facts of a cubin. Raises: IntegrityError for anything that is no complete CUDA ELF file."""
     with _reading(content):
-        number, headers, names = _sections(content)
+        number, headers, name_table = _sections(content)
+        names = [_text(name_table, header[0]) for header in headers]
         sizes = {name: header[5] for name, header in zip(names, headers, strict=True) if name}
-        return CubinFacts(_arch(content, number, headers, names), sizes, _kernels(headers, content))
+        return CubinFacts(_arch(content, number, headers), sizes, _kernels(headers, content))
 
 
 def cubin_arch(content: bytes) -> str:
-    """Return ``parse_cubin(content).arch`` without looking for kernels. Raises: IntegrityError likewise."""
+    """Return ``parse_cubin(content).arch`` and look at nothing else. Raises: IntegrityError likewise."""
     with _reading(content):
-        return _arch(content, *_sections(content))
+        number, headers, _ = _sections(content)
+        return _arch(content, number, headers)
 
 
 @contextlib.contextmanager
@@ -62,17 +62,16 @@ def _reading(content: bytes) -> Iterator[None]:
         raise IntegrityError(f"not a complete cubin: {exc}", bytes=len(content)) from exc
 
 
-def _sections(content: bytes) -> tuple[int, list[_Section], list[str]]:
-    """Return the SM number, and the header and the name of every section; each lies inside ``content``."""
+def _sections(content: bytes) -> tuple[int, list[_Section], bytes]:
+    """Return the SM number, the headers of all sections, each inside ``content``, and the table of their names."""
     ident, _, machine, _, _, _, section_offset, flags, _, _, _, _, section_count, names_index = _HEADER.unpack_from(content)
     if ident[:6] != b"\x7fELF\x02\x01" or machine != EM_CUDA:
         raise IntegrityError(f"not a cubin: expected a 64-bit ELF file of machine {EM_CUDA}", bytes=len(content))
     headers = [_SECTION.unpack_from(content, section_offset + i * _SECTION.size) for i in range(section_count)]
     for header in headers:
         _check_end(content, header)
-    name_table = _body(content, headers[names_index])
     number = (flags >> 8) & 0xFF if ident[8] >= _ABI_WITH_SHIFTED_SM else flags & 0xFF
-    return number, headers, [_text(name_table, header[0]) for header in headers]
+    return number, headers, _body(content, headers[names_index])
 
 
 def _check_end(content: bytes, header: _Section) -> None:
@@ -91,11 +90,10 @@ def _text(table: bytes, offset: int) -> str:
     return table[offset : table.index(b"\0", offset)].decode()
 
 
-def _arch(content: bytes, number: int, headers: list[_Section], names: list[str]) -> str:
+def _arch(content: bytes, number: int, headers: list[_Section]) -> str:
     """The SM number stands in e_flags; its suffix only in the note that repeats the assembler's options."""
-    found = [header for name, header in zip(names, headers, strict=True) if name in _NOTES]
-    note = _body(content, found[0]) if found else b""
-    match = re.search(rb"-arch[ =]sm_(\d+)([af]?)", note)
+    notes = b"\0".join(_body(content, header) for header in headers if header[1] == _SHT_NOTE)
+    match = re.search(rb"-arch[ =]sm_(\d+)([af]?)", notes)
     if match is None:
         raise IntegrityError(f"the cubin is for sm_{number} and does not say with which suffix", sm=number)
     if int(match.group(1)) != number:
