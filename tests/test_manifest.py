@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from runtime.providers import cast_signature, write_json, write_provider
 
+from tkbuild import manifest
 from tkbuild.errors import IntegrityError
 from tkbuild.manifest import MANIFEST_NAME, Manifest, content_id
 from tkbuild.runtime.registry import read_manifest
@@ -22,6 +24,23 @@ def provider(tmp_path: Path) -> Path:
 def test_own_json_reads_back(provider: Path) -> None:
     value = json.loads((provider / MANIFEST_NAME).read_text())
     assert Manifest.from_json(value).to_json() == value
+
+
+@pytest.mark.parametrize(
+    "spelled",
+    [lambda value: json.dumps(value, sort_keys=True, separators=(",", ":")) + "\n", lambda value: json.dumps(value, indent=1)],
+)
+def test_identity_does_not_depend_on_the_spelling(provider: Path, spelled: Callable[[Any], str]) -> None:
+    value = json.loads((provider / MANIFEST_NAME).read_text())
+    assert Manifest.from_text(spelled(value)).to_json() == value
+    with pytest.raises(IntegrityError, match="changed after it was written"):
+        Manifest.from_text(spelled({**value, "version": "9.9"}))
+
+
+def test_identity_of_a_canonical_text_is_read_off(provider: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    value = json.loads((provider / MANIFEST_NAME).read_text())
+    monkeypatch.setattr(manifest, "content_id", None)
+    Manifest.from_text(json.dumps(value, sort_keys=True, separators=(",", ":")) + "\n")
 
 
 @pytest.mark.parametrize(

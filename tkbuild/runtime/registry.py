@@ -157,7 +157,7 @@ def read_manifest(root: Path) -> Manifest:
     """Return the manifest in ``root``. Raises: IntegrityError if it is damaged, PackageError for another runtime ABI."""
     path = root / MANIFEST_NAME
     try:
-        manifest = Manifest.from_json(json.loads(path.read_text("utf-8")))
+        manifest = Manifest.from_text(path.read_text("utf-8"))
     except IntegrityError as exc:
         raise IntegrityError(f"{path}: {exc.message}", **{**exc.facts, "path": str(path)}) from exc
     except (OSError, ValueError, RecursionError) as exc:
