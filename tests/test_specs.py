@@ -164,6 +164,8 @@ WRONG = [
     ('"-Xptxas=-O3"', '"O3"', "compile_flags[0]", "starts with '-'"),
     ("reference: quant.cast\n", "", "verify", "reference"),
     ("reference: quant.cast", "reference: cast", "reference", "family.function"),
+    ("reference: quant.cast", "reference: quant.casst", "reference", "did you mean quant.cast"),
+    ("reference: quant.cast", "reference: nothing.cast", "reference", "a function of your own is module:function"),
     ("tolerance: {out: exact", "tolerance: {x: exact", "verify.tolerance.x", "no out or inout tensor"),
     ("tolerance: {out: exact", "tolerance: {out: exakt", "verify.tolerance.out", "did you mean exact?"),
     ("inputs: {x: normal}", "inputs: {y: normal}", "verify.inputs.y", "no in or inout"),

@@ -19,6 +19,7 @@ from tkbuild.dtypes import BY_SHORT_NAME, DTYPES, TENSOR_DTYPES
 from tkbuild.errors import ArgumentError
 from tkbuild.expr import FUNCTIONS, INT64_MAX, INT64_MIN, Expr, Node
 from tkbuild.flags import DEVICE_FLAGS_CONFIG, REGISTER_LEVEL_CONFIG, device_flags, refusal
+from tkbuild.reference_names import reference_names
 from tkbuild.schema import BAD, Report, nearest
 from tkbuild.signature import FACTS, axis_text
 
@@ -67,6 +68,7 @@ def check_spec(path: Path, given: dict[str, Any], report: Report) -> None:
     _check_dims(given, names, report)
     _check_conditions(given, names, report)
     _check_flags(given, report)
+    _check_reference(given, report)
     _check_verify(given, names, report)
     _check_bench(given, names, report)
     _check_combinations(given, report)
@@ -432,6 +434,16 @@ def _wrong_pass_config(name: str, value: Any) -> Iterator[str]:
         yield f"expected text, flags with spaces between them, found {value!r}"
     elif name == DEVICE_FLAGS_CONFIG:
         yield from filter(None, map(refusal, device_flags({name: value})))
+
+
+def _check_reference(given: dict[str, Any], report: Report) -> None:
+    """A reference of one's own, ``module:function``, is looked up where the kernel is verified."""
+    name = given.get("reference")
+    if isinstance(name, str) and ":" not in name and name not in reference_names():
+        report.add(
+            "reference",
+            f"tkbuild.reference has no {name}{nearest(name, reference_names())}; a function of your own is module:function",
+        )
 
 
 def _check_verify(given: dict[str, Any], names: _Names, report: Report) -> None:
