@@ -71,6 +71,31 @@ def test_unreachable_store_is_reported_once_and_left_alone(tmp_path: Path) -> No
     assert "out of reach" in warnings[0]
 
 
+def test_a_sharing_store_uploads_what_it_has(tmp_path: Path, url: str) -> None:
+    put(Store(tmp_path / "one"))
+    assert Store(tmp_path / "one", FsspecRemote(url)).get("cubins", KEY) is not None
+    assert Store(tmp_path / "two", FsspecRemote(url)).get("cubins", KEY) is None, "not asked to share"
+    assert open_store(str(tmp_path / "one"), url, shares=True).get("cubins", KEY) is not None
+    assert Store(tmp_path / "two", FsspecRemote(url)).get("cubins", KEY) is not None
+
+
+def test_what_a_remote_has_is_not_uploaded_again(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(Store(tmp_path / "one", FsspecRemote(url)))
+    remote = FsspecRemote(url)
+    monkeypatch.setattr(remote, "push", None)
+    assert Store(tmp_path / "one", remote, shares=True).get("cubins", KEY) is not None
+
+
+def test_sharing_with_a_store_out_of_reach_is_known(tmp_path: Path) -> None:
+    put(Store(tmp_path / "one"))
+    (tmp_path / "file").write_text("no folder")
+    warnings: list[str] = []
+    remote = FsspecRemote(f"file://{tmp_path}/file/store", warn=warnings.append)
+    assert Store(tmp_path / "one", remote, shares=True).get("cubins", KEY) is not None
+    assert remote.has_failed
+    assert len(warnings) == 1
+
+
 def test_unknown_protocol_is_an_error() -> None:
     with pytest.raises(StoreError, match="nosuchprotocol"):
         FsspecRemote("nosuchprotocol://bucket")

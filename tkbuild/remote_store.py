@@ -14,16 +14,16 @@ from tkbuild.errors import IntegrityError, StoreError
 from tkbuild.store import Artifact, Store, StoreWarning, check_content, make_record, parse_record
 
 
-def open_store(location: str, remote: str | None = None) -> Store:
+def open_store(location: str, remote: str | None = None, *, shares: bool = False) -> Store:
     """Return the store at the folder ``location``; with the URL ``remote``, what it lacks comes from there and goes there.
 
-    An empty ``remote`` is none. Raises: StoreError for nothing or a URL as location, or a remote that cannot be opened.
+    shares: what it has and is asked for goes there as well. An empty ``remote`` is none. Raises: StoreError for nothing or a URL as location, or a remote that cannot be opened.
     """
     if not location.strip():
         raise StoreError(f"--store {location!r} names no folder: give one, or leave --store out", location=location)
     if "://" in location:
         raise StoreError(f"--store {location!r} is a URL: give a folder, and the URL as --remote", location=location)
-    return Store(Path(location), FsspecRemote(remote) if remote else None)
+    return Store(Path(location), FsspecRemote(remote) if remote else None, shares)
 
 
 @dataclass
@@ -38,7 +38,8 @@ class FsspecRemote:
     warn: Callable[[str], None] = field(default=lambda text: warnings.warn(text, StoreWarning, stacklevel=3))
     _filesystem: Any = field(default=None, init=False)
     _base: str = field(default="", init=False)
-    _has_failed: bool = field(default=False, init=False)
+    has_failed: bool = field(default=False, init=False)
+    _known: dict[str, set[str]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         try:
@@ -50,7 +51,7 @@ class FsspecRemote:
 
     def pull(self, kind: str, key: str) -> Artifact | None:
         """Return a verified entry, or None if it is missing, damaged or out of reach."""
-        if self._has_failed:
+        if self.has_failed:
             return None
         try:
             record = parse_record(self._filesystem.cat_file(self._record_path(kind, key)), kind, key)
@@ -71,7 +72,7 @@ class FsspecRemote:
 
     def push(self, artifact: Artifact) -> None:
         """Upload an entry: first its blobs, then its record."""
-        if self._has_failed:
+        if self.has_failed:
             return
         try:
             for content in artifact.files.values():
@@ -79,6 +80,23 @@ class FsspecRemote:
             self._upload(self._record_path(artifact.kind, artifact.key), make_record(artifact))
         except Exception as exc:
             self._give_up(exc)
+
+    def offer(self, artifact: Artifact) -> None:
+        """Upload an entry unless there is a record of it; what is there is listed once for each kind."""
+        if not self.has_failed and f"{artifact.key}.json" not in self._records(artifact.kind):
+            self.push(artifact)
+
+    def _records(self, kind: str) -> set[str]:
+        if kind not in self._known:
+            self._known[kind] = set()
+            try:
+                paths = self._filesystem.ls(f"{self._base}/{kind}", detail=False)
+                self._known[kind] = {path.rpartition("/")[2] for path in paths}
+            except FileNotFoundError:
+                pass
+            except Exception as exc:
+                self._give_up(exc)
+        return self._known[kind]
 
     def _upload(self, path: str, content: bytes) -> None:
         self._filesystem.makedirs(path.rpartition("/")[0], exist_ok=True)
@@ -88,5 +106,5 @@ class FsspecRemote:
         return f"{self._base}/{kind}/{key}.json"
 
     def _give_up(self, exc: Exception) -> None:
-        self._has_failed = True
+        self.has_failed = True
         self.warn(f"{self.url} is out of reach ({type(exc).__name__}: {exc}); the build goes on without it")

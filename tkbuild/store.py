@@ -68,22 +68,27 @@ class Entry:
 
 
 class Remote(Protocol):
-    """A store elsewhere. ``pull`` answers verified contents or None; neither raises for an unreachable store."""
+    """A store elsewhere. ``pull`` answers verified contents or None, ``offer`` pushes what it lacks; none raises for an unreachable store."""
+
+    has_failed: bool
 
     def pull(self, kind: str, key: str) -> Artifact | None: ...
     def push(self, artifact: Artifact) -> None: ...
+    def offer(self, artifact: Artifact) -> None: ...
 
 
 @dataclass
 class Store:
     """The artifact store below ``root``. Threads and processes, also of several hosts, may use it at the same time.
 
-    remote: asked for what ``root`` lacks, and given what is put.  warn: told about damage, once for each damaged entry.
+    remote: asked for what ``root`` lacks, and given what is put.  shares: it is also given what is asked for and it lacks.
+    warn: told about damage, once for each damaged entry.
     Not promised: that an entry put before a power cut of a remote file system survives it.
     """
 
     root: Path
     remote: Remote | None = None
+    shares: bool = False
     warn: Callable[[str], None] = field(default=lambda text: warnings.warn(text, StoreWarning, stacklevel=3))
     _has_swept: bool = field(default=False, init=False)
 
@@ -97,6 +102,8 @@ class Store:
             artifact = self.remote.pull(kind, key)
             if artifact is not None:
                 self._write(artifact)
+        elif artifact is not None and self.remote is not None and self.shares:
+            self.remote.offer(artifact)
         return artifact
 
     def _get_local(self, kind: str, key: str) -> Artifact | None:

@@ -12,10 +12,11 @@ import click
 from tkbuild import toolchain
 from tkbuild.build_options import STEP_TIMEOUT_S, BuildOptions
 from tkbuild.cli.options import cuda_home_option, json_option, remote_option, selection_options, store_option
-from tkbuild.errors import ArgumentError
+from tkbuild.errors import ArgumentError, StoreError
 from tkbuild.facts import build_facts
 from tkbuild.memo import plan_fields, recall, remember
 from tkbuild.remote_store import open_store
+from tkbuild.store import Store
 
 _SHARD = re.compile(r"([1-9][0-9]{0,5})/([1-9][0-9]{0,5})")
 
@@ -46,7 +47,7 @@ def compile_command(
     started = time.perf_counter()
     options = BuildOptions(jobs=jobs, step_timeout_s=timeout)
     part = None if shard_text is None else _parse_shard(shard_text)
-    opened = open_store(store, remote)
+    opened = open_store(store, remote, shares=True)
     parts, tilelang = toolchain.find(cuda_home), toolchain.find_tilelang()
     facts = build_facts(parts, tilelang)
     choice = {"patterns": list(patterns), "profile": profile, "archs": list(archs), "shard": part}
@@ -55,6 +56,7 @@ def compile_command(
     if ready is not None:
         seconds = time.perf_counter() - started
         click.echo(f"{ready} variants ready, {ready} of them from the store; 0 lowered, 0 compiled, 0 failed in {seconds:.1f} s")
+        _check_shared(opened, part)
         return
     making = importlib.import_module("tkbuild.cli.compiling")
     variants = making.selected(patterns, specs_dir, profile, archs)
@@ -63,6 +65,16 @@ def compile_command(
     if fields is not None and not result.failures:
         remember(opened, fields, [(built.lower_key, built.compile_key) for built in result.built])
     making.summarise(result, as_json)
+    _check_shared(opened, part)
+
+
+def _check_shared(store: Store, part: tuple[int, int] | None) -> None:
+    """A cache that is out of reach is no failure; a shard that nobody else can have is."""
+    if part is not None and store.remote is not None and store.remote.has_failed:
+        raise StoreError(
+            f"shard {part[0]}/{part[1]} is built in {store.root}, but not all of it is in the shared store; mend that and run this again",
+            store=str(store.root),
+        )
 
 
 def _parse_shard(text: str) -> tuple[int, int]:
