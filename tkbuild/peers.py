@@ -190,6 +190,98 @@ def _sinkhorn_bwd(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thun
     return functools.partial(api.mhc.mhc_sinkhorn_bwd, tensors[0], tensors[1], out, values["repeat"], values["eps"])
 
 
+def _pre_norm_fn_mul(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
+    x, fn = tensors
+    leading = (values["num_splits"], x.shape[0], values["num_groups"])
+    outs = fn.new_empty((*leading, fn.shape[0])), fn.new_empty(leading)
+    return functools.partial(api.mhc.mhc_pre_norm_fn_mul_fwd, x, fn, *outs)
+
+
+def _pre_norm_fn_mul_bwd(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
+    return functools.partial(api.mhc.mhc_pre_norm_fn_mul_bwd, *tensors[:6], bool(values["accumulate"]))
+
+
+def _reduce_partials_and_rmsnorm(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
+    products, squares = tensors
+    outs = products.new_empty(products.shape[1:]), squares.new_empty(squares.shape[1:]), products.new_empty(products.shape[1::2])
+    group = values["rms_group_size"], values["rms_eps"], products.shape[0]
+    return functools.partial(api.mhc.mhc_reduce_partials_and_rmsnorm_fwd, products, squares, *outs, *group)
+
+
+def _reduce_partials_and_rmsnorm_bwd(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
+    outs = torch.empty_like(tensors[1]), torch.empty_like(tensors[2])
+    group = values["rms_group_size"], values["rms_eps"]
+    return functools.partial(api.mhc.mhc_reduce_partials_and_rmsnorm_bwd, *tensors, *outs, *group)
+
+
+def _pre_big_fuse(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
+    residual = tensors[4]
+    n, m, columns = residual.shape
+    outs = tensors[0].new_empty((n, m)), tensors[0].new_empty((n, m * m)), residual.new_empty((n, columns))
+    names = ("rms_eps", "mhc_pre_eps", "mhc_sinkhorn_eps", "mhc_post_mult_value", "sinkhorn_repeat")
+    function = api.mhc.mhc_pre_big_fuse_fwd
+    return functools.partial(function, *tensors, *outs, *(values[name] for name in names), tensors[0].shape[0])
+
+
+def _multilayer_recompute(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
+    lists = [[] if stacked is None else list(stacked.unbind()) for stacked in tensors[1:7]]
+    return functools.partial(api.mhc.mhc_multilayer_recompute, tensors[0], *lists)
+
+
+def _expand_to_mhc(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
+    (x,) = tensors
+    return functools.partial(api.mhc.expand_to_mhc_fwd, x, x.new_empty(x.shape[0], values["m"], x.shape[1]))
+
+
+def _expand_to_mhc_bwd(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
+    (grad,) = tensors
+    return functools.partial(api.mhc.expand_to_mhc_bwd, grad, grad.new_empty(grad.shape[0], grad.shape[2]))
+
+
+def _head_compute_mix(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
+    out = torch.empty_like(tensors[0])
+    return functools.partial(api.mhc.mhc_head_compute_mix_fwd, *tensors, out, values["mhc_pre_eps"])
+
+
+def _head_compute_mix_bwd(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
+    *given, scale_sums, base_sums = tensors
+    grad = torch.empty_like(tensors[1])
+    return functools.partial(api.mhc.mhc_head_compute_mix_bwd, *given, grad, scale_sums, base_sums, values["P"])
+
+
+def _pre_split_mixes(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
+    outs = [tensors[0].new_empty(tensors[0].shape[0], columns) for columns in (4, 4, 16)]
+    scalars = values["mhc_post_mult_value"], values["mhc_pre_eps"]
+    return functools.partial(api.mhc.mhc_pre_split_mixes_fwd, *tensors, *outs, *scalars)
+
+
+def _pre_split_mixes_bwd(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
+    given = tensors[:7]
+    outs = [torch.empty_like(given[place]) for place in (3, 5, 6)]
+    return functools.partial(api.mhc.mhc_pre_split_mixes_bwd, *given, *outs, values["mhc_post_mult_value"])
+
+
+def _fn_normw_merge(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
+    return functools.partial(api.mhc.mhc_fn_normw_merge_fwd, *tensors, torch.empty_like(tensors[0]))
+
+
+def _one_sequence(tensors: Tensors) -> Tensors:
+    """x, residual, post, comb and more as a batch of one, which those of release 2.1 have."""
+    x, residual, post, *more = tensors
+    return [x[None], residual[None], post[None, :, :, None], *(t[None] for t in more)]
+
+
+def _pre_apply_mix(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
+    x, mix = tensors
+    return functools.partial(api.mhc.mhc_pre_apply_mix_fwd, x, mix, x.new_empty(x.shape[0], x.shape[2]))
+
+
+def _pre_apply_mix_bwd(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk | None:
+    if not values["accumulate"]:
+        return None  # the public function always does
+    return functools.partial(api.mhc.mhc_pre_apply_mix_bwd, *tensors)
+
+
 def _swiglu_flags(values: Mapping[str, Any], weights: Any) -> dict[str, Any]:
     """What all SwiGLU functions of release 2.1 take; it has the prefix layout only, and no scales of whole rows."""
     if values.get("block") == 0:
@@ -283,6 +375,43 @@ def _mask_indices_by_tp(api: Any, tensors: Tensors, values: Mapping[str, Any]) -
     return functools.partial(api.moe.mask_indices_by_tp, tensors[0], *ranks)
 
 
+def _with_values(k: Any, v: Any) -> Any:
+    """Keys and values as the one tensor that release 2.1 takes."""
+    return torch.cat((k, v[:, None]), dim=1)
+
+
+def _engram_gate_fwd(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
+    x, k, v, weight, mask, dot, *_ = tensors
+    flags = {"save_for_backward": dot is not None, "image_token_mask": mask}
+    given = x, _with_values(k, v), weight, values["eps"], values["clamp_value"]
+    return functools.partial(api.engram.engram_gate_fwd, *given, **flags)
+
+
+def _engram_gate_bwd(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
+    grad_out, x, k, v, weight, *saved, mask = tensors
+    given = grad_out, x, _with_values(k, v), weight, *saved, values["clamp_value"]
+    return functools.partial(api.engram.engram_gate_bwd, *given, image_token_mask=mask)
+
+
+def _engram_momentum_update(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
+    return functools.partial(api.engram.engram_sinkhorn_momentum_update, *tensors, values["beta"], bool(values["nesterov"]))
+
+
+def _engram_step_reduce(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
+    return functools.partial(api.engram.engram_sinkhorn_step_reduce, tensors[0], torch.empty_like(tensors[0][0]))
+
+
+def _engram_finalize(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
+    return functools.partial(api.engram.engram_sinkhorn_finalize, *tensors, values["eps"], values["alpha"])
+
+
+def _apply_rotary(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
+    x, cache, positions = tensors
+    flags = {"interleaved": bool(values["interleaved"]), "conjugate": bool(values["conjugate"])}
+    given = {"positions": positions, "seqlen_offset": values["seqlen_offset"], **flags}
+    return functools.partial(api.transform.apply_rotary, x, cache, **given)
+
+
 _PUBLIC_CALLS: dict[str, PeerCall] = {
     "transpose.transpose": lambda api, t, v: functools.partial(api.transpose.transpose, t[0]),
     "transpose.batched_transpose": lambda api, t, v: functools.partial(api.transpose.batched_transpose, t[0]),
@@ -323,7 +452,33 @@ _PUBLIC_CALLS: dict[str, PeerCall] = {
     "moe.mask_indices_by_tp": _mask_indices_by_tp,
     "moe.reduce_fused": _reduce_fused,
     "engram.fused_weight": lambda api, t, v: functools.partial(api.engram.fused_weight, t[0], t[1]),
+    "engram.gate_bwd": _engram_gate_bwd,
+    "engram.gate_fwd": _engram_gate_fwd,
     "engram.grad_w_reduce": lambda api, t, v: functools.partial(api.engram.grad_w_reduce, *t),
+    "engram.ngram_hash": lambda api, t, v: functools.partial(api.engram.engram_hash, *t),
+    "engram.sinkhorn_finalize": _engram_finalize,
+    "engram.sinkhorn_momentum_update": _engram_momentum_update,
+    "engram.sinkhorn_step": lambda api, t, v: functools.partial(api.engram.engram_sinkhorn_step, *t, v["eps"]),
+    "engram.sinkhorn_step_reduce": _engram_step_reduce,
+    "transform.apply_rotary": _apply_rotary,
+    "mhc.multilayer_recompute": _multilayer_recompute,
+    "mhc.pre_big_fuse": _pre_big_fuse,
+    "mhc.pre_norm_fn_mul": _pre_norm_fn_mul,
+    "mhc.pre_norm_fn_mul_bwd": _pre_norm_fn_mul_bwd,
+    "mhc.reduce_partials_and_rmsnorm": _reduce_partials_and_rmsnorm,
+    "mhc.reduce_partials_and_rmsnorm_bwd": _reduce_partials_and_rmsnorm_bwd,
+    "mhc.expand_to_mhc": _expand_to_mhc,
+    "mhc.expand_to_mhc_bwd": _expand_to_mhc_bwd,
+    "mhc.fn_normw_merge": _fn_normw_merge,
+    "mhc.fn_normw_merge_bwd": lambda api, t, v: functools.partial(api.mhc.mhc_fn_normw_merge_bwd, *t),
+    "mhc.head_compute_mix": _head_compute_mix,
+    "mhc.head_compute_mix_bwd": _head_compute_mix_bwd,
+    "mhc.post": lambda api, t, v: functools.partial(api.mhc.mhc_post_fwd, *_one_sequence(t)),
+    "mhc.post_bwd": lambda api, t, v: functools.partial(api.mhc.mhc_post_bwd, *_one_sequence(t)),
+    "mhc.pre_apply_mix": _pre_apply_mix,
+    "mhc.pre_apply_mix_bwd": _pre_apply_mix_bwd,
+    "mhc.pre_split_mixes": _pre_split_mixes,
+    "mhc.pre_split_mixes_bwd": _pre_split_mixes_bwd,
     "mhc.sinkhorn": _sinkhorn,
     "mhc.sinkhorn_bwd": _sinkhorn_bwd,
 }

@@ -46,7 +46,7 @@ def plan_build(
 @cuda_home_option
 @click.option("--out", type=click.Path(path_type=Path), default=Path("dist"), show_default=True, help="Folder for the wheels.")
 @click.option("--name", default=DEFAULT_NAME, show_default=True, help="Distribution name; the arch is appended.")
-@click.option("--version", "version", default=TKBUILD_VERSION, show_default=True, help="Version of the wheels.")
+@click.option("--version", help=f"Version of the wheels.  [default: {TKBUILD_VERSION}, with patterns {TKBUILD_VERSION}+partial]")
 @click.option("--max-bytes", default=DEFAULT_MAX_BYTES, show_default=True, help="Size budget of a wheel.")
 @json_option
 def package_command(
@@ -59,11 +59,14 @@ def package_command(
     cuda_home: str | None,
     out: Path,
     name: str,
-    version: str,
+    version: str | None,
     max_bytes: int,
     as_json: bool,
 ) -> None:
-    """Write one wheel per arch from the store; a variant that is not built is an error, never left out."""
+    """Write one wheel per arch from the store; a variant that is not built is an error, never left out.
+
+    With patterns the wheels hold a part of the profile, and do not answer for it.
+    """
     variants, plan, parts, tilelang = plan_build(lambda: selected(patterns, specs_dir, profile, archs), cuda_home)
     misfits: dict[str, TkbuildError] = {}
     built = load_built(plan, open_store(store, remote), misfits.__setitem__)
@@ -81,13 +84,13 @@ def package_command(
         requests.append(
             WheelRequest(
                 arch=arch,
-                version=version,
+                version=version or (f"{TKBUILD_VERSION}+partial" if patterns else TKBUILD_VERSION),
                 wanted=[variant.id for variant in mine],
                 variants=[PackagedVariant.of(built[variant.id]) for variant in mine],
                 toolchain={"cuda": parts.release, "tilelang": tilelang.version, "host compiler": parts.host_release},
                 checks={v.kernel: KernelChecks(v.spec.reference, v.spec.verify, v.spec.bench).to_json() for v in mine},
                 verified=load_verified(specs_dir / VERIFIED_FOLDER / f"{arch}.json", arch),
-                profiles={profile: [variant.id for variant in mine]},
+                profiles={} if patterns else {profile: [variant.id for variant in mine]},
                 name=name,
                 max_bytes=max_bytes,
             )

@@ -4,7 +4,7 @@ Importing this defines ``torch.ops.tkbuild`` from the installed kernel wheels. I
 and writes nothing.
 """
 
-from tkbuild.ops import config, engram, mhc, modeling, moe, quant, transpose
+from tkbuild.ops import config, engram, mhc, modeling, moe, quant, rand, transform, transpose
 from tkbuild.ops.config import (
     get_amax_clamp_for_quant,
     get_deterministic_algorithms,
@@ -35,10 +35,12 @@ __all__ = [
     "modeling",
     "moe",
     "quant",
+    "rand",
     "set_amax_clamp_for_quant",
     "set_num_sms",
     "set_pdl",
     "set_token_alignment",
+    "transform",
     "transpose",
     "use_deterministic_algorithms",
 ]

@@ -28,9 +28,12 @@ def _doctor(_arguments: argparse.Namespace) -> tuple[int, list[Line]]:
 
 def _require(arguments: argparse.Namespace) -> tuple[int, list[Line]]:
     coverage = api.require(health.profile_patterns(arguments.profile, arguments.arch), arguments.arch)
-    count = len({one for ids in coverage.found.values() for one in ids})
-    facts = {"profile": arguments.profile, "variants": count}
-    return 0, [(f"{arguments.profile}: {count} variants installed and intact", facts)]
+    found = {one for ids in coverage.found.values() for one in ids}
+    wheels = {m.name: sum(v.id in found for v in m.variants) for _, m in registry().providers}
+    wheels = {name: count for name, count in wheels.items() if count}
+    facts = {"profile": arguments.profile, "variants": len(found), "wheels": wheels}
+    shown = ", ".join(f"{count} of {name}" for name, count in wheels.items())
+    return 0, [(f"{arguments.profile}: {len(found)} variants installed and intact ({shown})", facts)]
 
 
 def _write(text: str) -> bool:

@@ -41,7 +41,11 @@ def examine() -> list[Finding]:
             lambda: "supports CUDA {}.{}".format(*native().driver_version()),
             "run on a machine with an NVIDIA driver",
         ),
-        _look("kernel wheels", _wheels, "pip install tkbuild-kernels-sm90a (Hopper) or tkbuild-kernels-sm100a (Blackwell)"),
+        _look(
+            "kernel wheels",
+            _wheels,
+            "pip install --force-reinstall tkbuild-kernels-sm90a (Hopper) or tkbuild-kernels-sm100a (Blackwell)",
+        ),
     ]
     if findings[2].ok:
         findings += [_device_or_error(index) for index in range(native().device_count())]
@@ -97,6 +101,8 @@ def profile_patterns(profile: str, arch: str | None = None) -> list[str]:
 
 
 def _lines(path: Path) -> list[str] | None:
+    if len(path.parts) > 1 and not path.exists():
+        raise ArgumentError(f"{path}: no such file; give a profile, a pattern, or a file with one pattern a line", path=str(path))
     try:
         return path.read_text("utf-8").splitlines() if path.is_file() else None
     except (OSError, UnicodeDecodeError) as exc:
@@ -109,6 +115,8 @@ def _installed_patterns(profile: str, arch: str | None) -> list[str]:
     known = [read_profiles(*one) for one in providers]
     asked = [profiles[profile] for profiles in known if profile in profiles]
     if known and not asked and profile.isidentifier():  # names of kernels have a dot
-        names = ", ".join(sorted({name for profiles in known for name in profiles})) or "none"
+        names = (
+            ", ".join(sorted({name for profiles in known for name in profiles})) or "none (wheels of a part of a profile have none)"
+        )
         raise ArgumentError(f"no profile {profile!r} in the installed kernel wheels; there are: {names}", profile=profile)
     return list(dict.fromkeys(one for ids in asked for one in ids)) if asked else [profile]

@@ -1,5 +1,5 @@
 """Layers with gradients, built on the kernels."""
 
-from tkbuild.ops.modeling import mhc, moe
+from tkbuild.ops.modeling import engram, mhc, moe
 
-__all__ = ["mhc", "moe"]
+__all__ = ["engram", "mhc", "moe"]

@@ -1,0 +1,66 @@
+"""The residual streams behind a layer."""
+
+from __future__ import annotations
+
+import torch
+
+from tkbuild.ops.mhc.shapes import STREAMS, rows, streams, tokens
+from tkbuild.runtime.op import kernel_op
+
+__all__ = ["mhc_post_bwd", "mhc_post_fwd"]
+
+_post = kernel_op("mhc.post")
+_post_bwd = kernel_op("mhc.post_bwd")
+
+_MIX = ((STREAMS, 1), (STREAMS,))
+_COMB = (STREAMS, STREAMS)
+
+
+def mhc_post_fwd(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    post_layer_mix: torch.Tensor,
+    comb_res_mix: torch.Tensor,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return the new residual: post_layer_mix[o] * x + the sum of comb_res_mix[i, o] * residual[i], in ``out`` if that is given.
+
+    In float32, stream after stream by fused multiply-adds, rounded to bfloat16 at the end.
+    Shapes: x (..., H), residual and out (..., m, H), post_layer_mix (..., m, 1) or (..., m), comb_res_mix (..., m, m), m = 4, H a
+    multiple of 8; no tokens are allowed.  Dtypes: x, residual, out bfloat16, mixes float32.
+    Layout: contiguous, but residual, which is made so, and the rows of x, which may lie multiples of 8 elements apart.
+    Raises: ArgumentError, NoVariantError, LaunchError.
+    """
+    result: torch.Tensor = _post(
+        _viewed("mhc.post", x, residual, post_layer_mix, comb_res_mix),
+        (),
+        (),
+        None if out is None else (streams("mhc.post", "out", out),),
+    )
+    return result.view(residual.shape) if out is None else out
+
+
+def mhc_post_bwd(
+    x: torch.Tensor, residual: torch.Tensor, post_layer_mix: torch.Tensor, comb_res_mix: torch.Tensor, d_o: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the gradients of ``mhc_post_fwd`` with respect to x, residual, post_layer_mix and comb_res_mix, from that of its result.
+
+    Those of the mixes are sums over the columns, in an order that H alone decides.
+    Shapes: d_o as residual, the others as there; a gradient has the shape and dtype of its tensor.
+    Layout: as there; d_o contiguous.  Raises: ArgumentError, NoVariantError, LaunchError.
+    """
+    kernel = "mhc.post_bwd"
+    given = (*_viewed(kernel, x, residual, post_layer_mix, comb_res_mix), streams(kernel, "d_o", d_o))
+    d_x, d_residual, d_post, d_comb = _post_bwd(given)
+    return d_x.view(x.shape), d_residual.view(residual.shape), d_post.view(post_layer_mix.shape), d_comb.view(comb_res_mix.shape)
+
+
+def _viewed(
+    kernel: str, x: torch.Tensor, residual: torch.Tensor, post_layer_mix: torch.Tensor, comb_res_mix: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    return (
+        rows(kernel, "x", x),
+        streams(kernel, "residual", residual.contiguous()),
+        tokens(kernel, "post_layer_mix", post_layer_mix, *_MIX),
+        tokens(kernel, "comb_res_mix", comb_res_mix, _COMB).view(-1, *_COMB),
+    )

@@ -1,0 +1,126 @@
+"""The gate, differentiable."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tkbuild.errors import ArgumentError
+from tkbuild.ops import engram
+from tkbuild.ops.engram import gate
+
+__all__ = ["engram_gate"]
+
+Grad = torch.Tensor | None
+
+
+class _Gate(torch.autograd.Function):
+    """Saves its inputs and the statistics of the gate. ``kv`` is one tensor, or keys and values are two: then kv has the keys."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_states: torch.Tensor,
+        kv: torch.Tensor,
+        values: torch.Tensor | None,
+        weight_hidden: torch.Tensor,
+        weight_embed: torch.Tensor,
+        settings: tuple[float, float],
+        image_token_mask: torch.Tensor | None,
+        main_grads: tuple[Grad, Grad],
+    ) -> torch.Tensor:
+        clamp_value, eps = settings
+        k, v = gate.split_kv(kv) if values is None else (kv, values)
+        weight = engram.fused_weight(weight_hidden, weight_embed)
+        output, *saved = gate.forward(hidden_states, k, v, weight, eps, clamp_value, True, image_token_mask, False)
+        ctx.save_for_backward(hidden_states, kv, values, weight_hidden, weight_embed, image_token_mask, weight, *saved)
+        ctx.clamp_value, ctx.main_grads = clamp_value, main_grads
+        return output
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[Grad, ...]:
+        hidden_states, kv, values, weight_hidden, weight_embed, image_token_mask, weight = ctx.saved_tensors[:7]
+        needs, saved = ctx.needs_input_grad, tuple(ctx.saved_tensors[7:])
+        grad, grad_v = grad_output.contiguous(), None
+        if values is None:
+            grad_x, grad_kv, partial = gate.backward_of_kv(
+                grad, hidden_states, kv, weight, saved, ctx.clamp_value, image_token_mask
+            )
+        else:
+            grad_x, grad_kv, grad_v, partial = gate.backward(
+                grad, hidden_states, kv, values, weight, saved, ctx.clamp_value, image_token_mask, None
+            )
+        of_weights = _weight_grads(partial, (weight_hidden, weight_embed), (needs[3], needs[4]), ctx.main_grads)
+        grads = [found if wanted else None for found, wanted in zip((grad_x, grad_kv, grad_v), needs, strict=False)]
+        return *grads, *of_weights, None, None, None
+
+
+def _weight_grads(
+    partial: torch.Tensor, weights: tuple[torch.Tensor, torch.Tensor], needs: tuple[bool, bool], main_grads: tuple[Grad, Grad]
+) -> tuple[Grad, Grad]:
+    """Return the gradients of the weights that need one, or None where they are accumulated in ``main_grads``."""
+    if not any(needs):
+        return None, None
+    targets = tuple(grad if wanted else None for grad, wanted in zip(main_grads, needs, strict=True))
+    is_shared = targets[0] is not None and targets[0] is targets[1]
+    buffers = [torch.zeros_like(partial[0]) if len(partial) else torch.zeros_like(weights[0], dtype=torch.float32) for _ in weights]
+    used = [buffer if target is None or is_shared else target for target, buffer in zip(targets, buffers, strict=True)]
+    engram.grad_w_reduce(partial, *weights, *used)
+    if is_shared and targets[0] is not None:
+        targets[0].add_(used[0]).add_(used[1])
+    first, second = (
+        buffer if wanted and target is None else None for buffer, wanted, target in zip(used, needs, targets, strict=True)
+    )
+    return first, second
+
+
+def engram_gate(
+    hidden_states: torch.Tensor,
+    kv: torch.Tensor,
+    weight_hidden: torch.Tensor,
+    weight_embed: torch.Tensor,
+    clamp_value: float,
+    eps: float,
+    image_token_mask: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return hidden_states with the gated value of each token added to its streams, as ``tkbuild.ops.engram.engram_gate_fwd``.
+
+    The weight of the gate is weight_hidden * weight_embed. Differentiable once with respect to hidden_states, kv and both weights.
+    Where a weight has a float32 attribute ``main_grad``, its gradient is added there, and the weight's own stays as it is.
+
+    Shapes: hidden_states (..., hc, H), hc = 4 for gradients; kv (..., (hc + 1) * H), the keys of all streams before the value;
+    weights (hc, H); image_token_mask (...).  Dtypes: bfloat16; mask bool.  Layout: any; contiguous inputs are not copied.
+    Raises: ArgumentError, NoVariantError, LaunchError.
+    """
+    return apply_gate(hidden_states, kv, None, (weight_hidden, weight_embed), (clamp_value, eps), image_token_mask)
+
+
+def apply_gate(
+    hidden_states: torch.Tensor,
+    kv: torch.Tensor,
+    values: torch.Tensor | None,
+    weights: tuple[torch.Tensor, torch.Tensor],
+    settings: tuple[float, float],
+    image_token_mask: torch.Tensor | None,
+) -> torch.Tensor:
+    """The layer of both releases: ``kv`` with keys and values, or with the keys and ``values`` apart. settings: clamp_value and eps."""
+    streams, width = hidden_states.shape[-2:] if hidden_states.dim() > 2 else (0, 0)
+    rows = (*hidden_states.shape[:-2], (streams + 1) * width)
+    if hidden_states.dim() < 3 or (values is None and kv.shape != rows):
+        raise ArgumentError(
+            f"engram_gate: hidden_states has shape {tuple(hidden_states.shape)} and kv {tuple(kv.shape)}, "
+            "expected (..., hc, H) and (..., (hc + 1) * H)"
+        )
+    x = hidden_states.reshape(-1, streams, width).contiguous()
+    keys = kv.reshape(-1, streams + 1 if values is None else streams, width)
+    given = (x, keys, None if values is None else values.reshape(-1, width))
+    mask = None if image_token_mask is None else image_token_mask.reshape(-1).contiguous()
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (*given, *weights)):
+        main_grads = tuple(getattr(weight, "main_grad", None) for weight in weights)
+        result: torch.Tensor = _Gate.apply(*given, *weights, settings, mask, main_grads)  # type: ignore[no-untyped-call]
+    else:
+        k, v = gate.split_kv(keys) if given[2] is None else (keys, given[2])
+        result = gate.forward(x, k, v, engram.fused_weight(*weights), settings[1], settings[0], False, mask, False)[0]
+    return result.view(hidden_states.shape)
