@@ -256,17 +256,23 @@ def test_interrupted_build_leaves_no_process_and_a_usable_store(
     tmp_path: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code = INTERRUPTED.format(tests=str(Path(__file__).parent), root=str(ROOT), folder=str(tmp_path))
-    workers_before = lower_workers()
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    with (
+        subprocess.Popen(
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, start_new_session=True, env=env
+        ) as process,
+        contextlib.ExitStack() as stack,
+    ):
+        stack.callback(process.kill)
         assert process.stdout is not None
         assert [process.stdout.readline(), process.stdout.readline()] == ["1\n", "hanging\n"]
-        wait_until(lambda: len(lower_workers() - workers_before) == 2, "the worker and the child that hangs")
+        wait_until(lambda: len(lower_workers(tmp_path)) == 2, "the worker and the child that hangs")
         started = time.monotonic()
         process.send_signal(number)
         assert process.stdout.read() == "interrupted\n"
         assert process.wait(10) == 0
     assert time.monotonic() - started < 5
-    wait_until(lambda: not running("sleep", tmp_path) and not lower_workers() - workers_before, "no process left")
+    wait_until(lambda: not running("sleep", tmp_path) and not lower_workers(tmp_path), "no process left")
     use_fake_worker(monkeypatch)
     kit = FakeToolkit(tmp_path / "cuda")
     kit.set_mode("ok")
@@ -276,12 +282,13 @@ def test_interrupted_build_leaves_no_process_and_a_usable_store(
     assert list((tmp_path / "artifacts/tmp").iterdir()) == []
 
 
-def lower_workers() -> set[int]:
-    """Pids of processes that run the fake worker."""
+def lower_workers(where: Path) -> set[int]:
+    """Pids of processes that run the fake worker in a folder below ``where``."""
     found = set()
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if (path / "cmdline").read_bytes().rstrip(b"\0").endswith(b"fake_lower_worker.py"):
+            is_worker = (path / "cmdline").read_bytes().rstrip(b"\0").endswith(b"fake_lower_worker.py")
+            if is_worker and str(where) in (path / "environ").read_text():
                 found.add(int(path.name))
     return found
 

@@ -180,7 +180,9 @@ def _load_kernel(source: str, import_dir: Path | None, target: Target) -> Any:
         raise
     except Exception as exc:
         raise LowerError(
-            f"the rendered template failed at line {_source_line(exc, file_name)}: {type(exc).__name__}: {exc}", source=source
+            f"the rendered template failed at line {_source_line(exc, file_name)}: {type(exc).__name__}: {exc}; "
+            "`tkbuild explain VARIANT --source` shows it",
+            source=source,
         ) from exc
     finally:
         if import_dir is not None:

@@ -96,6 +96,7 @@ def test_no_tokens() -> None:
         lambda f, q, c: f(q, c, q[:3].clone()),
         lambda f, q, c: f(q, c, q.float()),
         lambda f, q, c: f(q, c, q[None].clone()),
+        lambda f, q, c: f(q, c, random(7, 2, 128)),
         lambda f, q, c: f(q, c, positions=torch.zeros(7, device="cuda")),
         lambda f, q, c: f(q, c, positions=torch.zeros(8, dtype=torch.int32, device="cuda")),
         lambda f, q, c: f(q, c, seqlen_offset=ROWS - 3),

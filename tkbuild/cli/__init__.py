@@ -89,6 +89,9 @@ def _execute() -> int:
         return main.main(standalone_mode=False) or 0
     except (click.Abort, KeyboardInterrupt):
         return _fail("KeyboardInterrupt", "interrupted; what was finished is in the store", INTERRUPTED_EXIT_CODE)
+    except click.exceptions.NoArgsIsHelpError as exc:
+        click.echo(exc.format_message(), err=True)
+        return ArgumentError.exit_code
     except click.ClickException as exc:
         if isinstance(exc, click.UsageError) and exc.ctx is not None:
             click.echo(exc.ctx.get_usage(), err=True)

@@ -107,8 +107,8 @@ def package_command(
 @specs_option
 @store_option
 @cuda_home_option
-@click.option("--older-than-days", type=float, help="Remove only entries stored longer ago than this.")
-@click.option("--max-bytes", type=int, help="Remove the oldest entries until the store is no larger.")
+@click.option("--older-than-days", type=float, help="Only entries stored longer ago than this.")
+@click.option("--max-bytes", type=int, help="Only as many, the oldest first, as make the store no larger; what is needed stays.")
 @json_option
 def gc_command(
     specs_dir: Path, store: str, cuda_home: str | None, older_than_days: float | None, max_bytes: int | None, as_json: bool

@@ -104,6 +104,7 @@ _README = """\
 
     tkbuild compile --arch sm_90a                     # needs no GPU
     tkbuild package --arch sm_90a --name my-kernels   # dist/my_kernels_sm90a-0.1.0-py3-none-any.whl
+    pip install pytest && python -m pytest            # the reference against values computed by hand
 
 On the GPU machine, with the wheel installed and this folder on PYTHONPATH (for references.py):
 

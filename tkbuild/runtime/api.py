@@ -45,8 +45,9 @@ def preload(patterns: str | Iterable[str] = "*", device: int | torch.device | No
     """Load the variants that match and run on ``device`` (default: the current one); returns their ids.
 
     Afterwards their launches load nothing, which CUDA-graph capture needs. Raises: PatternError for a pattern that
-    matches nothing installed, NoVariantError if nothing that matches runs on the device, LaunchError.
+    matches nothing installed, NoVariantError if nothing that matches runs on the device, LaunchError, DriverNotFoundError.
     """
+    driver = native().driver_version()  # without one this says so, torch only that there is none
     index = torch.device("cuda", device).index if isinstance(device, int) else (device or torch.device("cuda")).index
     index = torch.cuda.current_device() if index is None else index
     capability = native().compute_capability(index)
@@ -61,7 +62,7 @@ def preload(patterns: str | Iterable[str] = "*", device: int | torch.device | No
         )
     with collector_paused():
         for variant in fitting:
-            op.check_driver(variant, native().driver_version())
+            op.check_driver(variant, driver)
             native().preload(op.load(variant), index)
     return tuple(variant.id for variant in fitting)
 
@@ -83,10 +84,11 @@ def require(patterns: str | Iterable[str], arch: str | None = None) -> Coverage:
         found[pattern] = tuple(variant.id for variant in matching)
         missing += [] if matching else [pattern]
     if missing:
-        have = ", ".join(sorted(registry().variants)) or "none"
+        archs = sorted({str(variant.arch) for variant in registry().all_variants()})
+        have = ", ".join(archs if wanted and wanted not in archs else sorted(registry().variants)) or "none"
         where = f" for {wanted}" if wanted else ""
         raise NoVariantError(
-            f"no installed variant{where} answers: {', '.join(missing)}; installed kernels: {have}; install the kernel wheel of your "
+            f"no installed variant{where} answers: {', '.join(missing)}; installed: {have}; install the kernel wheel of your "
             "GPU, or add what is missing to the profile and build again",
             missing=missing,
         )

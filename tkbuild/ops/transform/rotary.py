@@ -37,8 +37,9 @@ def apply_rotary(
     tensors = [_batched(query, "query")]
     if key is not None:
         tensors.append(_batched(key, "key"))
-        if key.dim() != query.dim() or key.dtype != query.dtype or key.shape[:-2] != query.shape[:-2]:
-            raise _wrong(f"key is {key.dtype} {tuple(key.shape)}", f"{query.dtype} and the tokens of query, {tuple(query.shape)}")
+        if key.dtype != query.dtype or (*key.shape[:-2], key.shape[-1]) != (*query.shape[:-2], query.shape[-1]):
+            expected = f"{query.dtype} and, but for the heads, the shape of query, {tuple(query.shape)}"
+            raise _wrong(f"key is {key.dtype} {tuple(key.shape)}", expected)
     rows = None if positions is None else _low_words(positions, query)
     if rows is None and not 0 <= seqlen_offset <= cos_sin_cache.shape[0] - tensors[0].shape[1]:
         raise _wrong(

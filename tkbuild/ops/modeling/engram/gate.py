@@ -91,7 +91,8 @@ def engram_gate(
     Where a weight has a float32 attribute ``main_grad``, its gradient is added there, and the weight's own stays as it is.
 
     Shapes: hidden_states (..., hc, H), hc = 4 for gradients; kv (..., (hc + 1) * H), the keys of all streams before the value;
-    weights (hc, H); image_token_mask (...).  Dtypes: bfloat16; mask bool.  Layout: any; contiguous inputs are not copied.
+    weights (hc, H); image_token_mask (...).  Dtypes: bfloat16; mask bool.
+    Layout: any; what the kernels cannot read is copied, contiguous inputs are not.
     Raises: ArgumentError, NoVariantError, LaunchError.
     """
     return apply_gate(hidden_states, kv, None, (weight_hidden, weight_embed), (clamp_value, eps), image_token_mask)
@@ -114,13 +115,23 @@ def apply_gate(
             "expected (..., hc, H) and (..., (hc + 1) * H)"
         )
     x = hidden_states.reshape(-1, streams, width).contiguous()
-    keys = kv.reshape(-1, streams + 1 if values is None else streams, width)
-    given = (x, keys, None if values is None else values.reshape(-1, width))
+    keys = _readable(kv.reshape(-1, streams + 1 if values is None else streams, width))
+    given = (x, keys, None if values is None else _readable(values.reshape(-1, width)))
     mask = None if image_token_mask is None else image_token_mask.reshape(-1).contiguous()
+    factors = [weight.contiguous() for weight in weights]
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (*given, *weights)):
         main_grads = tuple(getattr(weight, "main_grad", None) for weight in weights)
-        result: torch.Tensor = _Gate.apply(*given, *weights, settings, mask, main_grads)  # type: ignore[no-untyped-call]
+        result: torch.Tensor = _Gate.apply(*given, *factors, settings, mask, main_grads)  # type: ignore[no-untyped-call]
     else:
         k, v = gate.split_kv(keys) if given[2] is None else (keys, given[2])
-        result = gate.forward(x, k, v, engram.fused_weight(*weights), settings[1], settings[0], False, mask, False)[0]
+        result = gate.forward(x, k, v, engram.fused_weight(*factors), settings[1], settings[0], False, mask, False)[0]
     return result.view(hidden_states.shape)
+
+
+def _readable(rows: torch.Tensor) -> torch.Tensor:
+    """``rows``, or a copy where the kernels, which read 8 elements at a time, cannot."""
+    *strides, last = rows.stride()
+    offset = 0 if torch.compiler.is_compiling() else rows.storage_offset()  # tracing does not know it
+    if last == 1 and not any(n % 8 for n in (*strides, offset)):
+        return rows
+    return rows.clone(memory_format=torch.contiguous_format)
