@@ -1,13 +1,22 @@
-"""What the GPU tests compare with: bytes, and torch's own check of an operator."""
+"""What the GPU tests share: what they need, comparison of bytes, torch's own check of an operator."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import pytest
 import torch
 
+from tkbuild.runtime.registry import registry
+
 _UTILITIES = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+
+
+def on_gpu_with(*kernels: str) -> list[pytest.MarkDecorator]:
+    """Return the marks of tests that need a GPU and ``kernels``, which wheels of the default profile may lack."""
+    missing = [kernel for kernel in kernels if kernel not in registry().signatures]
+    return [pytest.mark.gpu, pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)} (profile full)")]
 
 
 def bytes_of(x: torch.Tensor) -> torch.Tensor:

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_checks import opcheck, same
+from gpu_checks import on_gpu_with, opcheck, same
 
 from tkbuild import ops, reference
 from tkbuild.errors import ArgumentError, NoVariantError
 from tkbuild.ops import v1
 from tkbuild.runtime.launcher import native
 
-pytestmark = pytest.mark.gpu
+pytestmark = on_gpu_with("engram.gate_fwd", "engram.gate_bwd")
 
 BF16, F64 = torch.bfloat16, torch.float64
 EPS, CLAMP = 1e-20, 1e-6

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_checks import opcheck, same
+from gpu_checks import on_gpu_with, opcheck, same
 
 from tkbuild import ops, reference
 from tkbuild.errors import ArgumentError, NoVariantError
@@ -20,7 +20,7 @@ from tkbuild.ops.modeling.mhc import (
 )
 from tkbuild.runtime.launcher import native
 
-pytestmark = pytest.mark.gpu
+pytestmark = on_gpu_with("mhc.pre_big_fuse", "mhc.reduce_partials_and_rmsnorm", "mhc.pre_split_mixes", "mhc.pre_apply_mix")
 
 BF16, F32 = torch.bfloat16, torch.float32
 VALUES = {"rms_eps": 1e-6, "mhc_pre_eps": 1e-6, "mhc_sinkhorn_eps": 1e-6, "mhc_post_mult_value": 1.0, "sinkhorn_repeat": 10}

@@ -7,14 +7,22 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_checks import same
+from gpu_checks import on_gpu_with, same
 
 from tkbuild import reference
 from tkbuild.errors import ArgumentError
 from tkbuild.ops.modeling.mhc import expand_from_embedding, mhc_head, mhc_post, mhc_pre
 from tkbuild.runtime.launcher import native
 
-pytestmark = pytest.mark.gpu
+pytestmark = on_gpu_with(
+    "mhc.pre_norm_fn_mul",
+    "mhc.pre_norm_fn_mul_bwd",
+    "mhc.reduce_partials_and_rmsnorm",
+    "mhc.post",
+    "mhc.pre_apply_mix",
+    "mhc.pre_split_mixes",
+    "mhc.head_compute_mix",
+)
 
 BF16, F32 = torch.bfloat16, torch.float32
 EPS = 1e-6

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_checks import opcheck, same
+from gpu_checks import on_gpu_with, opcheck, same
 
 from tkbuild import ops
 from tkbuild.errors import ArgumentError, NoVariantError
@@ -14,7 +14,7 @@ from tkbuild.ops.modeling import mhc as layers
 from tkbuild.reference import mhc as reference
 from tkbuild.runtime.launcher import native
 
-pytestmark = pytest.mark.gpu
+pytestmark = on_gpu_with("mhc.head_compute_mix", "mhc.pre_split_mixes", "mhc.fn_normw_merge")
 
 F32 = torch.float32
 COUNTS = [1, 31, 129, 1001, 8192]

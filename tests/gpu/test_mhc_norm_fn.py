@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_checks import opcheck, same
+from gpu_checks import on_gpu_with, opcheck, same
 
 from tkbuild import ops, reference
 from tkbuild.errors import ArgumentError, NoVariantError
@@ -15,7 +15,7 @@ from tkbuild.ops.mhc.norm_fn import fn_partials
 from tkbuild.ops.modeling.mhc import mhc_post, mhc_pre_norm_fn
 from tkbuild.runtime.launcher import native
 
-pytestmark = pytest.mark.gpu
+pytestmark = on_gpu_with("mhc.pre_norm_fn_mul", "mhc.pre_norm_fn_mul_bwd", "mhc.reduce_partials_and_rmsnorm")
 
 BF16, F32 = torch.bfloat16, torch.float32
 EPS = 1e-6

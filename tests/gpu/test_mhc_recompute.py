@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from gpu_checks import opcheck, same
+from gpu_checks import on_gpu_with, opcheck, same
 
 from tkbuild import ops, reference
 from tkbuild.errors import ArgumentError
 from tkbuild.runtime.launcher import native
 
-pytestmark = pytest.mark.gpu
+pytestmark = on_gpu_with("mhc.multilayer_recompute")
 
 BF16, F32 = torch.bfloat16, torch.float32
 Lists = list[list[torch.Tensor]]

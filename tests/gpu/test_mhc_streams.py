@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_checks import opcheck, same
+from gpu_checks import on_gpu_with, opcheck, same
 
 from tkbuild import ops
 from tkbuild.errors import ArgumentError, NoVariantError
@@ -15,7 +15,7 @@ from tkbuild.ops.modeling import mhc as layers
 from tkbuild.reference import mhc as reference
 from tkbuild.runtime.launcher import native
 
-pytestmark = pytest.mark.gpu
+pytestmark = on_gpu_with("mhc.expand_to_mhc", "mhc.post", "mhc.pre_apply_mix")
 
 BF16, F32 = torch.bfloat16, torch.float32
 SHAPES = [(1, 1280), (33, 2560), (257, 264), (130, 7168), (0, 1280)]

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_checks import opcheck, same
+from gpu_checks import on_gpu_with, opcheck, same
 
 from tkbuild import ops, reference
 from tkbuild.errors import ArgumentError, NoVariantError
 from tkbuild.runtime.launcher import native
 
-pytestmark = pytest.mark.gpu
+pytestmark = on_gpu_with("transform.apply_rotary")
 
 BF16, F32 = torch.bfloat16, torch.float32
 ROWS = 4096
