@@ -139,6 +139,20 @@ def test_includes_and_imports_from_the_folder(tmp_path: Path) -> None:
     assert rendered(tmp_path, template, v="x") == expected
 
 
+def test_includes_from_the_common_folder(tmp_path: Path) -> None:
+    family = tmp_path / "family"
+    family.mkdir()
+    (tmp_path / "common").mkdir()
+    (tmp_path / "common/part.j2").write_text("PART = {{ v }}\n")
+    (tmp_path / "common/wrong.j2").write_text("\n{{ missing }}")
+    (tmp_path / "common/link.j2").symlink_to("/etc/hostname")
+    assert rendered(family, "{% include '../common/part.j2' %}", v="x") == "PART = 'x'\n"
+    error = refused(family, "{{ v }}{% include '../common/wrong.j2' %}")
+    assert (Path(str(error.template)).resolve(), error.line) == (tmp_path / "common/wrong.j2", 2)
+    for name in ("../common/link.j2", "../common/../family/cast.py.j2", "../common/nothing.j2"):
+        assert f"no template '{name}'" in str(refused(family, f"{{{{ v }}}}{{% include '{name}' %}}"))
+
+
 def test_errors_in_included_templates_name_them(tmp_path: Path) -> None:
     (tmp_path / "part.j2").write_text("\n\n{{ missing }}")
     error = refused(tmp_path, "{{ v }}{% include 'part.j2' %}")

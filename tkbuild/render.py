@@ -27,6 +27,8 @@ from tkbuild.errors import RenderError, StepTimeoutError
 from tkbuild.variants import Variant
 
 _DATA = ("tuning", "target")
+#: Where templates of all families find what they share, seen from a spec's folder.
+_COMMON = "../common/"
 _MAX_SOURCE_CHARS = 2_000_000
 RENDER_TIMEOUT_S = 60.0
 # What Jinja2 itself defines, in loops, macros and blocks.
@@ -65,7 +67,7 @@ class Renderer:
         """Return the source of ``variant``.
 
         Raises: RenderError with ``template``, ``line`` and ``variant``: a missing or unused name, a value that is no literal,
-        a syntax error, an include from outside the spec's folder. StepTimeoutError with ``template`` and ``variant``.
+        a syntax error, an include from outside the spec's folder and ``../common``. StepTimeoutError with ``template`` and ``variant``.
         """
         folder = self._folder(variant.spec.folder)
         file = variant.target.template.name
@@ -153,13 +155,13 @@ def _file_name(exc: jinja2.TemplateSyntaxError, file: str) -> str:
 
 
 def _place(exc: Exception, variant: Variant, file: str) -> tuple[str, int | None]:
-    """Return the template and line that ``exc`` came from: its innermost traceback entry that lies in the spec's folder."""
+    """Return the template, seen from the spec's folder, and line that ``exc`` came from: its innermost traceback entry of a template."""
     facts = getattr(exc, "facts", {})
     found: tuple[str, int | None] = (facts.get("file", file), facts.get("line"))
     for frame, line in traceback.walk_tb(exc.__traceback__):
         path = Path(frame.f_code.co_filename)
-        if path.parent == variant.spec.folder:
-            found = (path.name, line)
+        if path.parent in (variant.spec.folder, variant.spec.folder / _COMMON):
+            found = (str(path.relative_to(variant.spec.folder)), line)
     return found
 
 
@@ -309,8 +311,9 @@ class _Folder:
         return tuple(SourceFile(path.name, self._source(path)) for path in variant.spec.sources)
 
     def _load(self, name: str) -> tuple[str, str, Callable[[], bool]] | None:
-        path = self._path / name
-        if Path(name).name != name or not path.is_file() or path.resolve().parent != self._path.resolve():
+        path, file = self._path / name, name.removeprefix(_COMMON)
+        folder = self._path if file == name else self._path / _COMMON
+        if Path(file).name != file or not path.is_file() or path.resolve().parent != folder.resolve():
             return None
         return _decoded(self._source(path), path), str(path), lambda: True
 
