@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
 import torch
 
+from tkbuild.runtime import set_pdl
 from tkbuild.runtime.registry import registry
 
 _UTILITIES = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
@@ -28,6 +29,16 @@ def bytes_of(x: torch.Tensor) -> torch.Tensor:
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether dtype, shape and bytes are equal, so that NaN payloads and the sign of zero count; strides do not."""
     return a.dtype == b.dtype and a.shape == b.shape and torch.equal(bytes_of(a), bytes_of(b))
+
+
+def same_with_programmatic_launches(chain: Callable[[], Sequence[torch.Tensor]]) -> bool:
+    """Whether 20 runs of ``chain`` as programmatic dependents all give the bytes of one run without."""
+    wanted = chain()
+    set_pdl(True)
+    try:
+        return all(same(a, b) for _ in range(20) for a, b in zip(chain(), wanted, strict=True))
+    finally:
+        set_pdl(False)
 
 
 def opcheck(op: Any, args: Sequence[Any], keywords: Mapping[str, Any] | None = None) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_checks import on_gpu_with, opcheck, same
+from gpu_checks import on_gpu_with, opcheck, same, same_with_programmatic_launches
 
 from tkbuild import ops, reference
 from tkbuild.errors import ArgumentError, NoVariantError
@@ -164,13 +164,7 @@ def test_programmatic_launch_gives_the_same_results() -> None:
         out, *saved = ops.engram.engram_gate_fwd(x, kv, weight, EPS, CLAMP)
         return [out, *ops.engram.engram_gate_bwd(grad_out, x, kv, weight, *saved, CLAMP)]
 
-    wanted = chain()
-    try:
-        ops.set_pdl(True)
-        for _ in range(20):
-            assert all(same(a, b) for a, b in zip(chain(), wanted, strict=True))
-    finally:
-        ops.set_pdl(False)
+    assert same_with_programmatic_launches(chain)
 
 
 # ---- the layer

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_checks import on_gpu_with, opcheck, same
+from gpu_checks import on_gpu_with, opcheck, same, same_with_programmatic_launches
 
 from tkbuild import ops
 from tkbuild.errors import ArgumentError, NoVariantError
@@ -244,13 +244,7 @@ def test_programmatic_launch_gives_the_same_results() -> None:
         out = layers.mhc_post(layers.mhc_pre_apply_mix(residual, pre), residual, post, comb)
         return [out, *ops.mhc.mhc_post_bwd(x, residual, post, comb, out)]
 
-    wanted = chain()
-    try:
-        ops.set_pdl(True)
-        for _ in range(20):
-            assert all(same(a, b) for a, b in zip(chain(), wanted, strict=True))
-    finally:
-        ops.set_pdl(False)
+    assert same_with_programmatic_launches(chain)
 
 
 def test_opcheck() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_checks import opcheck, same
+from gpu_checks import opcheck, same, same_with_programmatic_launches
 
 from tkbuild import ops, reference
 from tkbuild.errors import ArgumentError, NoVariantError
@@ -204,13 +204,7 @@ def test_programmatic_launch_gives_the_same_results() -> None:
         y, rstd, z = ops.quant.norm_forward(x, weight, 1e-6, x, with_rstd=True)
         return [y, *ops.quant.norm_backward(y, z, weight, rstd, out_grad)]
 
-    wanted = chain()
-    try:
-        ops.set_pdl(True)
-        for _ in range(20):
-            assert all(same(a, b) for a, b in zip(chain(), wanted, strict=True))
-    finally:
-        ops.set_pdl(False)
+    assert same_with_programmatic_launches(chain)
 
 
 def test_no_rows() -> None:

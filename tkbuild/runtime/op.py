@@ -38,7 +38,7 @@ def _empty_strided_cuda(size: tuple[int, ...], stride: tuple[int, ...], dtype: t
 
 
 # What torch.empty_strided does without parsing a device and keywords, and without the dispatcher: 0.9 us instead of 1.8 us on
-# the host of an H200. The code that torch's own compiler generates calls it; not a public name.
+# the host of an H200, timed alone. The code that torch's own compiler generates calls it; not a public name.
 _empty_on_current_device = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", _empty_strided_cuda)
 _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 
