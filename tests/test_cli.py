@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import warnings
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,9 @@ from tkbuild.build import BuildEvent
 from tkbuild.cli import compile as cli_compile
 from tkbuild.cli import compiling, show
 from tkbuild.cli.compiling import PlainReporter
+from tkbuild.manifest import CHECKS_NAME
 from tkbuild.plan import make_plan
+from tkbuild.versions import TKBUILD_VERSION
 
 VARIANT = "quant.cast-bf16-b32-f32-packed0-e64-sm_90a"
 
@@ -89,6 +92,19 @@ def test_init_starts_a_project_that_lists(tmp_path: Path) -> None:
     made = json.loads(output("init", tmp_path / "mine", "--json"))
     assert all((tmp_path / "mine" / name).is_file() for name in made["files"])
     assert "mine.scale-f32-sm_100a" in output("list", "--specs", tmp_path / "mine/kernel_specs").splitlines()
+
+
+@pytest.mark.toolchain
+def test_a_part_of_a_project_becomes_a_wheel_that_answers_for_no_profile(tmp_path: Path) -> None:
+    output("init", tmp_path)
+    chosen = ["mine.scale-f32-*", "--arch", "sm_90a", "--specs", tmp_path / "kernel_specs", "--store", tmp_path / "store"]
+    output("compile", *chosen)
+    made = json.loads(output("package", *chosen, "--out", tmp_path / "dist", "--json"))
+    assert Path(made["wheel"]).name == f"tkbuild_kernels_sm90a-{TKBUILD_VERSION}+partial-py3-none-any.whl"
+    with zipfile.ZipFile(made["wheel"]) as wheel:
+        manifest, checks = (json.loads(wheel.read(f"tkbuild_kernels_sm90a/{name}")) for name in ("manifest.json", CHECKS_NAME))
+    assert [variant["id"] for variant in manifest["variants"]] == ["mine.scale-f32-sm_90a"]
+    assert checks["profiles"] == {}
 
 
 FAILURES = [

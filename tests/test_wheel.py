@@ -176,6 +176,7 @@ def test_equal_cubins_are_stored_once(tmp_path: Path) -> None:
         (replace(wheel_request(), variants=(), wanted=()), "would be empty"),
         (wheel_request(name="My_Kernels"), "'My_Kernels' is no name"),
         (wheel_request(version="latest"), "'latest' is no version"),
+        (wheel_request(version="0.1.0+"), "'0.1.0+' is no version"),
         (wheel_request(variant("a", make_cubin("sm_100a"))), "its cubin is for sm_100a, the wheel for sm_90a"),
         (wheel_request(arch=SM_100A), "its cubin is for sm_90a, the wheel for sm_100a"),
         (wheel_request(variant("a", make_cubin(kernels=("other",)))), "its cubin lacks kernel_kernel"),
@@ -251,7 +252,13 @@ def test_malformed_reports_are_refused(tmp_path: Path, report: Any) -> None:
 
 @pytest.mark.parametrize(
     ("version", "range_"),
-    [("0.1.0", ("0.1", "0.2")), ("0.1.7", ("0.1", "0.2")), ("1.4.2", ("1.4", "1.5")), ("0.2.0rc1", ("0.2.0rc1", "0.3"))],
+    [
+        ("0.1.0", ("0.1", "0.2")),
+        ("0.1.7", ("0.1", "0.2")),
+        ("1.4.2", ("1.4", "1.5")),
+        ("0.2.0rc1", ("0.2.0rc1", "0.3")),
+        ("0.1.0+partial", ("0.1", "0.2")),
+    ],
 )
 def test_compatible_versions(version: str, range_: tuple[str, str]) -> None:
     assert compatible_versions(version) == range_

@@ -31,7 +31,7 @@ _ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest that a zip file can say
 _FILE_MODE = 0o100644
 _LISTED_BIGGEST = 10
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
-_VERSION = re.compile(r"\d+(\.\d+)*((a|b|rc)\d+)?(\.post\d+)?(\.dev\d+)?", re.ASCII)
+_VERSION = re.compile(r"\d+(\.\d+)*((a|b|rc)\d+)?(\.post\d+)?(\.dev\d+)?(\+[a-z0-9]+(\.[a-z0-9]+)*)?", re.ASCII)
 
 Json = Any
 
@@ -285,11 +285,12 @@ def _metadata(request: WheelRequest) -> bytes:
 def compatible_versions(version: str) -> tuple[str, str]:
     """Return the first tkbuild that can load kernels of ``version``, and the first that cannot: the next minor version.
 
-    Within them the manifest's runtime_abi decides.
+    Within them the manifest's runtime_abi decides. What follows a "+" in ``version`` tells wheels apart, not runtimes.
     """
-    numbers = [int(part) for part in re.findall(r"\d+", version.split("rc")[0])[:2]] + [0]
+    public = version.partition("+")[0]
+    numbers = [int(part) for part in re.findall(r"\d+", public.split("rc")[0])[:2]] + [0]
     major, minor = numbers[0], numbers[1]
-    least = version if re.search(r"[a-z]", version) else f"{major}.{minor}"
+    least = public if re.search(r"[a-z]", public) else f"{major}.{minor}"
     return least, f"{major}.{minor + 1}"
 
 
