@@ -1,37 +1,84 @@
-// What the gates of experts share: scores, picks, places of experts, and the row of a token. A CTA has one token. Needs keys.cuh,
-// and kCapacity (experts that fit), kQuads (= kCapacity / 128) and kMaxSharedExperts.
+// What the gates of experts share: scores, picks, places of experts, and the row of a token. Needs keys.cuh, and kCapacity (experts
+// that fit), kManyTokens (of a CTA) and kMaxSharedExperts.
 namespace gate {
-// ---- scores of one token, four neighbouring experts a thread
+constexpr int kQuads = kCapacity / 128;  // runs of four neighbouring experts of a lane that picks
+constexpr int kLaneExperts = 4 * kQuads;
+
+__device__ __forceinline__ int lane() { return threadIdx.x % kWarp; }
+
+// A token has kWarps warps, of which the first one picks, and a CTA has kTokens tokens. A thread scores kOwn neighbouring experts.
+template <int kWarps, int kTokens_>
+struct Form {
+  static_assert(kWarps == 1 || kTokens_ == 1, "a token of several warps has a CTA");
+  static constexpr int kTokens = kTokens_, kThreads = kWarps * kWarp, kOwn = kCapacity / kThreads;
+  static constexpr bool kIsWarp = kWarps == 1;
+
+  static __device__ __forceinline__ int token_of_cta() { return kTokens == 1 ? 0 : threadIdx.x / kWarp; }
+  static __device__ __forceinline__ int thread() { return kTokens == 1 ? threadIdx.x : lane(); }
+  static __device__ __forceinline__ bool picks() { return kIsWarp || threadIdx.x < kWarp; }
+  static __device__ __forceinline__ void sync() {
+    if constexpr (kIsWarp) {
+      __syncwarp();
+    } else {
+      __syncthreads();
+    }
+  }
+};
+using Few = Form<kQuads, 1>;  // the time of one token counts
+using Many = Form<1, kManyTokens>;  // the number of instructions does: no warp waits for another one's picks
+
+// ---- scores of the experts of a thread
 
 enum Scoring { kSigmoid, kSqrtSoftplus, kSoftmax };
 
-// The functions of the four scores of a thread have no branches, so that the scores are computed side by side; the compiler's
-// square root and division branch for numbers out of the range in which these steps round correctly.
+// The functions have no branch for a single score, so that scores are computed side by side; the compiler's square root and
+// division branch for numbers out of the range in which these steps round correctly.
 
+// Of a number from 2**-100 on, if it is finite.
+__device__ __forceinline__ float sqrt_in_range(float x) {
+  float inverse;
+  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(x));
+  const float guess = __fmul_rn(x, inverse);
+  return __fmaf_rn(__fmaf_rn(-guess, guess, x), __fmul_rn(inverse, 0.5f), guess);
+}
 __device__ __forceinline__ float sqrt_of(float x) {
   const bool is_small = x < 0x1p-100f;
-  const float scaled = __fmul_rn(x, is_small ? 0x1p64f : 1.0f);
-  float inverse;
-  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(scaled));
-  const float guess = __fmul_rn(scaled, inverse);
-  const float root = __fmaf_rn(__fmaf_rn(-guess, guess, scaled), __fmul_rn(inverse, 0.5f), guess);
+  const float root = sqrt_in_range(__fmul_rn(x, is_small ? 0x1p64f : 1.0f));
   return x > 0.0f && x < INFINITY ? __fmul_rn(root, is_small ? 0x1p-32f : 1.0f) : x;
 }
 
-// sqrt(x > 20 ? x : log1p(exp(x))).
-__device__ __forceinline__ float sqrt_softplus(float x) {
-  const float exponential = expf(fminf(x, 20.0f));
+__device__ __forceinline__ float log1p_of_exp(float x) {
+  const float exponential = expf(x);
   __builtin_assume(__float_as_uint(exponential) < 0x7F800000u);  // log1pf branches for other numbers
-  const float logarithm = log1pf(exponential);
-  return sqrt_of(x <= 20.0f ? logarithm : x);
+  return log1pf(exponential);
 }
 
-// 1 / (1 + exp(-x)) of four numbers.
-__device__ __forceinline__ void sigmoid(float (&x)[4]) {
-  bool is_tiny = false;
-  float divisor[4];
+// sqrt(x > 20 ? x : log1p(exp(x))) of all numbers.
+template <int kCount>
+__device__ __forceinline__ void sqrt_softplus(float (&x)[kCount]) {
+  constexpr float kLimit = 20.0f;
+  bool is_ordinary = true;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
+  for (int i = 0; i < kCount; ++i) is_ordinary = is_ordinary && fabsf(x[i]) <= kLimit;
+  if (is_ordinary) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) x[i] = sqrt_in_range(log1p_of_exp(x[i]));
+  } else {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const float logarithm = log1p_of_exp(fminf(x[i], kLimit));
+      x[i] = sqrt_of(x[i] <= kLimit ? logarithm : x[i]);
+    }
+  }
+}
+
+// 1 / (1 + exp(-x)) of all numbers.
+template <int kCount>
+__device__ __forceinline__ void sigmoid(float (&x)[kCount]) {
+  bool is_tiny = false;
+  float divisor[kCount];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
     divisor[i] = __fadd_rn(1.0f, expf(-x[i]));
     float inverse;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(divisor[i]));
@@ -40,53 +87,46 @@ __device__ __forceinline__ void sigmoid(float (&x)[4]) {
   }
   if (!is_tiny) return;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) x[i] = __fdiv_rn(1.0f, divisor[i]);
+  for (int i = 0; i < kCount; ++i) x[i] = __fdiv_rn(1.0f, divisor[i]);
 }
 
-// What the CTA of a token shares. A lane that picks has the keys of 4 * kQuads neighbouring experts.
-struct Shared {
+// The numbers from `first` on of a row of num_routed, zeros where there are none.
+template <int kCount>
+__device__ __forceinline__ void load_experts(float (&numbers)[kCount], const float* row, bool given, int first, int num_routed) {
+#pragma unroll
+  for (int i = 0; i < kCount; i += 4) {
+    const Quad quad = load_16_if(given && first + i < num_routed, row + first + i);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) numbers[i + j] = __uint_as_float(quad.words[j]);
+  }
+}
+template <int kCount>
+__device__ __forceinline__ void store_experts(float* row, const float (&numbers)[kCount], int first, int num_routed) {
+#pragma unroll
+  for (int i = 0; i < kCount; i += 4) {
+    const float4 quad = make_float4(numbers[i], numbers[i + 1], numbers[i + 2], numbers[i + 3]);
+    if (first + i < num_routed) *reinterpret_cast<float4*>(row + first + i) = quad;
+  }
+}
+
+// The number of an expert, as small as it can be.
+template <bool kFitsByte> struct ExpertNumber { using Type = unsigned char; };
+template <> struct ExpertNumber<false> { using Type = unsigned short; };
+
+// What the threads of a token share.
+struct alignas(16) Shared {
   float score[kCapacity];
   unsigned key[kCapacity];
   int count[kCapacity + kMaxSharedExperts];
-  unsigned short picked[kWarp];
+  ExpertNumber<(kCapacity <= 256)>::Type picked[kWarp];
 };
-
-__device__ __forceinline__ void sync_cta() {
-  if constexpr (kQuads == 1) {
-    __syncwarp();
-  } else {
-    __syncthreads();
-  }
-}
-
-// Scores (logits for kSoftmax) and keys to shared memory; the scores also to `saved`, the token's row, if it is given.
-__device__ __forceinline__ void share_scores(
-    Shared& shared, const Quad& logits, const Quad& bias, bool inside, int scoring, float* saved) {
-  const int first = threadIdx.x * 4;
-  float score[4];
-  unsigned key[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) score[i] = __uint_as_float(logits.words[i]);
-  if (scoring == kSigmoid) {
-    sigmoid(score);
-  } else if (scoring == kSqrtSoftplus) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) score[i] = sqrt_softplus(score[i]);
-  }
-#pragma unroll
-  for (int i = 0; i < 4; ++i) key[i] = inside ? key_of(__fadd_rn(score[i], __uint_as_float(bias.words[i]))) : kNoExpert;
-  const float4 scores = make_float4(score[0], score[1], score[2], score[3]);
-  *reinterpret_cast<float4*>(shared.score + first) = scores;
-  *reinterpret_cast<uint4*>(shared.key + first) = make_uint4(key[0], key[1], key[2], key[3]);
-  if (inside && saved != nullptr) *reinterpret_cast<float4*>(saved + first) = scores;
-}
 
 // ---- picks
 
-// Four keys in descending order, and in the bytes of `places`, lowest first, where they stood.
+// Four keys in descending order, and in the bytes of `places`, lowest first, the low bytes of their experts.
 struct Sorted {
   unsigned key[4];
-  unsigned places = 0x03020100u;
+  unsigned places;
 
   template <int kFirst> __device__ __forceinline__ void order_neighbours() {
     constexpr unsigned kSwap = kFirst == 0 ? 0x3201u : kFirst == 1 ? 0x3120u : 0x2310u;
@@ -96,7 +136,10 @@ struct Sorted {
     key[kFirst] = max(a, b);
     key[kFirst + 1] = min(a, b);
   }
-  __device__ __forceinline__ void sort() {
+  __device__ __forceinline__ void sort(const unsigned* keys, int first) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) key[i] = keys[i];
+    places = 0x03020100u + 0x01010101u * (first & 0xFF);
     order_neighbours<0>();
     order_neighbours<2>();
     order_neighbours<1>();
@@ -120,19 +163,51 @@ __device__ __forceinline__ unsigned lanes_before() {
   return mask;
 }
 
+template <int kCount>
+__device__ __forceinline__ void store_keys(Shared& shared, const unsigned (&key)[kCount], int first) {
+#pragma unroll
+  for (int i = 0; i < kCount; i += 4) {
+    *reinterpret_cast<uint4*>(shared.key + first + i) = make_uint4(key[i], key[i + 1], key[i + 2], key[i + 3]);
+  }
+}
+// The keys of a lane that picks.
+__device__ __forceinline__ void load_keys(unsigned (&key)[kLaneExperts], const Shared& shared) {
+#pragma unroll
+  for (int i = 0; i < kLaneExperts; i += 4) {
+    const uint4 quad = *reinterpret_cast<const uint4*>(shared.key + lane() * kLaneExperts + i);
+    key[i] = quad.x, key[i + 1] = quad.y, key[i + 2] = quad.z, key[i + 3] = quad.w;
+  }
+}
+
+// Turns the scores and biases of the threads of a token into the keys of the lanes that pick, and waits for what they share.
+template <class Form>
+__device__ __forceinline__ void share_keys(
+    Shared& shared, unsigned (&key)[kLaneExperts], const float (&score)[Form::kOwn], const float (&bias)[Form::kOwn], int num_routed) {
+  const int first = Form::thread() * Form::kOwn;
+  unsigned own[Form::kOwn];
+#pragma unroll
+  for (int i = 0; i < Form::kOwn; ++i) own[i] = first + i < num_routed ? key_of(__fadd_rn(score[i], bias[i])) : kNoExpert;
+  if constexpr (Form::kIsWarp) {
+#pragma unroll
+    for (int i = 0; i < kLaneExperts; ++i) key[i] = own[i];
+    Form::sync();
+  } else {
+    store_keys(shared, own, first);
+    Form::sync();
+    load_keys(key, shared);
+  }
+}
+
 // One warp: the experts with the num_topk largest keys, in descending order, to shared.picked. At least num_topk keys are no
 // kNoExpert. Experts stand in the order of lanes, so the first lane that holds the largest key, and in it the first quad, has
 // the smallest index.
-__device__ __forceinline__ void pick(Shared& shared, int num_topk) {
-  const int lane = threadIdx.x;
+__device__ __forceinline__ void pick(Shared& shared, const unsigned (&key)[kLaneExperts], int num_topk) {
+  const int first = lane() * kLaneExperts;
   const unsigned before = lanes_before();
   Sorted quads[kQuads];
 #pragma unroll
-  for (int q = 0; q < kQuads; ++q) {
-    const uint4 keys = *reinterpret_cast<const uint4*>(shared.key + (lane * kQuads + q) * 4);
-    quads[q].key[0] = keys.x, quads[q].key[1] = keys.y, quads[q].key[2] = keys.z, quads[q].key[3] = keys.w;
-    quads[q].sort();
-  }
+  for (int q = 0; q < kQuads; ++q) quads[q].sort(key + 4 * q, first + 4 * q);
+#pragma unroll 1
   for (int i = 0; i < num_topk; ++i) {
     unsigned top = quads[0].key[0];
 #pragma unroll
@@ -143,7 +218,7 @@ __device__ __forceinline__ void pick(Shared& shared, int num_topk) {
 #pragma unroll
     for (int q = 0; q < kQuads; ++q) {
       const bool taken = left && quads[q].key[0] == best;
-      if (taken) shared.picked[i] = static_cast<unsigned short>((lane * kQuads + q) * 4 + (quads[q].places & 3u));
+      if (taken) shared.picked[i] = __byte_perm(quads[q].places, (first + 4 * q) >> 8, 0x5540);
       quads[q].pop_if(taken);
       left = left && !taken;
     }
@@ -153,6 +228,12 @@ __device__ __forceinline__ void pick(Shared& shared, int num_topk) {
 
 // ---- places of experts
 
+template <int kBytes>
+__device__ __forceinline__ void copy_async(int* to, const int* from) {
+  const unsigned target = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" :: "r"(target), "l"(from), "n"(kBytes) : "memory");
+}
+
 // The map from logical to physical experts, if there is one. Counts of copies are limited to what a row has.
 struct Places {
   const int *map, *counts;
@@ -161,26 +242,14 @@ struct Places {
 
   __device__ __forceinline__ int limited(int count) const { return min(max(count, 1), columns); }
 
-  // All threads: what a thread loads, and later puts into shared memory.
-  struct Loaded {
-    Quad quad;
-    int shared_expert;
-  };
-  __device__ __forceinline__ Loaded load_counts(int num_routed, int num_shared) const {
-    const int at = threadIdx.x * 4;
-    const bool given = map != nullptr;
-    return {load_16_if(given && at < num_routed, counts + at),
-            static_cast<int>(load_4_if(given && int(threadIdx.x) < num_shared, counts + num_routed + threadIdx.x))};
-  }
-  __device__ __forceinline__ void share_counts(Shared& shared, const Loaded& loaded, int num_routed, int num_shared) const {
+  // Begins to copy the numbers of copies to shared memory, if there is a map. The thread that began it waits for it.
+  template <class Form>
+  __device__ __forceinline__ void begin_counts(Shared& shared, int num_routed, int num_shared) const {
     if (map == nullptr) return;
-    const int at = threadIdx.x * 4;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if (at < num_routed) shared.count[at + i] = loaded.quad.words[i];
-    }
-    if (int(threadIdx.x) < num_shared) shared.count[num_routed + threadIdx.x] = loaded.shared_expert;
+    for (int at = Form::thread() * 4; at < num_routed; at += Form::kThreads * 4) copy_async<16>(shared.count + at, counts + at);
+    if (Form::thread() < num_shared) copy_async<4>(shared.count + num_routed + Form::thread(), counts + num_routed + Form::thread());
   }
+  static __device__ __forceinline__ void end_counts() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
   __device__ __forceinline__ i64 of(const Shared& shared, int logical, i64 token, bool valid) const {
     if (map == nullptr || !valid) return logical;

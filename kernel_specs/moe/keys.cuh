@@ -36,24 +36,24 @@ __device__ __forceinline__ i64 load_8_if(bool inside, const void* from) {
 }
 // The flag of a token; `absent` where there are no flags.
 __device__ __forceinline__ bool flag_of(const void* flags, i64 token, bool absent) {
-  unsigned v;
-  const bool given = flags != nullptr;
-  asm volatile("{ .reg .pred p; setp.ne.b32 p, %1, 0; mov.b32 %0, %3; @p ld.global.u8 %0, [%2]; }"
-               : "=r"(v) : "r"(int(given)), "l"(static_cast<const char*>(flags) + token), "r"(unsigned(absent)));
+  unsigned v = absent;
+  if (flags != nullptr) asm volatile("ld.global.u8 %0, [%1];" : "=r"(v) : "l"(static_cast<const char*>(flags) + token));
   return v != 0;
 }
 
 // ---- keys
 
-// Unsigned keys that order like the scores. Adding +0 gives both zeros one key.
+// Unsigned keys that order like the scores. Adding +0 gives both zeros one key, and all NaN the bits 0x7FFFFFFF, with which adding
+// kFirst overflows to kNan.
+constexpr unsigned kFirst = 2;
 __device__ __forceinline__ unsigned key_of(float score) {
-  const unsigned bits = __float_as_uint(score + 0.0f);
-  const unsigned key = bits ^ (unsigned(int(bits) >> 31) | 0x80000000u);
-  return score != score ? kNan : key;
+  const unsigned bits = __float_as_uint(__fadd_rn(score, 0.0f));
+  return (bits ^ (unsigned(int(bits) >> 31) | 0x80000000u)) + kFirst;
 }
 // Some NaN for the key of NaN.
 __device__ __forceinline__ float score_of(unsigned key) {
-  return __uint_as_float(key & 0x80000000u ? key ^ 0x80000000u : ~key);
+  const unsigned bits = key - kFirst;
+  return __uint_as_float(bits & 0x80000000u ? bits ^ 0x80000000u : ~bits);
 }
 
 // ---- groups of experts; the lanes of a group are neighbours

@@ -13,49 +13,73 @@ __device__ __forceinline__ void with_row_warps(int columns, const Function& func
   function(Warps<kMaxRowWarps>());
 }
 
-// The thread's part of a row: up to kVectors vectors of kVector elements, 16 bytes. The warps of a CTA are dealt out to groups,
-// each of which works on a row of its own. Vector v of a lane is the one at v * kLanes + lane of the row, so that what a warp
-// accesses at one time lies side by side.
-template <int kRowWarps, int kCtaWarps, int kVector, int kVectors>
+// The threads of a row, and their parts of it. A lane has up to kVectors vectors of kVector elements, 16 bytes; vector v of a lane is the
+// one at v * kLanes + lane of the row, so that what a warp accesses at one time lies side by side. kSplit threads, 1 or 2, share what
+// a lane has, kOwn vectors each: the halves of a warp then belong to the same 16 lanes. The warps of a CTA are dealt out to groups, each
+// of which works on a row of its own.
+template <int kRowWarps, int kCtaWarps, int kVector, int kVectors, int kSplit = 1>
 struct Share {
-  static constexpr int kLanes = 32 * kRowWarps, kGroups = kCtaWarps / kRowWarps;
-  int columns, lane, group;
+  static constexpr int kLanes = 32 * kRowWarps, kThreads = kLanes * kSplit, kGroups = kCtaWarps / (kRowWarps * kSplit);
+  static constexpr int kOwn = kVectors / kSplit, kWarpLanes = 32 / kSplit, kSums = kRowWarps * kSplit;
+  int columns, thread, first, group;  // first: place of the thread's first vector in the row; the others are kLanes apart
 
-  __device__ __forceinline__ explicit Share(int columns) : columns(columns), lane(threadIdx.x % kLanes), group(0) {
+  __device__ __forceinline__ explicit Share(int columns) : columns(columns), thread(threadIdx.x % kThreads), group(0) {
+    first = thread;
+    if constexpr (kSplit > 1) first = thread % 32 / kWarpLanes * (kOwn * kLanes) + thread / 32 * kWarpLanes + thread % kWarpLanes;
     // All lanes of a warp agree; the shuffle tells the compiler.
-    if (kGroups > 1) group = __shfl_sync(0xFFFFFFFFu, int(threadIdx.x) / kLanes, 0);
+    if (kGroups > 1) group = __shfl_sync(0xFFFFFFFFu, int(threadIdx.x) / kThreads, 0);
   }
   // Rows of several warps have more than half of the columns that their lanes have room for.
   __device__ __forceinline__ bool has(int vector) const {
-    return (kRowWarps > 1 && 2 * vector < kVectors) || (vector * kLanes + lane) * kVector < columns;
+    return (kSplit == 1 && kRowWarps > 1 && 2 * vector < kVectors) || (vector * kLanes + first) * kVector < columns;
   }
 
   // Waits for the other warps of the group. Barrier 0 is that of the whole CTA.
   __device__ __forceinline__ void sync() const {
-    if (kRowWarps == 1) {
+    if (kThreads == 32) {
       __syncwarp();
     } else {
-      asm volatile("bar.sync %0, %1;" :: "r"(group + 1), "n"(kLanes) : "memory");
+      asm volatile("bar.sync %0, %1;" :: "r"(group + 1), "n"(kThreads) : "memory");
     }
   }
 
-  // The sum of `value` over the lanes of the row as a binary tree, neighbours first. `slots`: a float for each warp of the CTA; a
-  // caller may use them again after one other call with slots of its own.
-  __device__ __forceinline__ float sum(float value, float* slots) const {
+  // A thread's part of a sum: what its vectors add to it, in their order. Where threads share a lane, the addends are kept apart.
+  struct Addends {
+    float values[kSplit > 1 ? kOwn : 1] = {};
+    __device__ __forceinline__ void add(int vector, float value) {
+      if constexpr (kSplit > 1) {
+        values[vector] = value;
+      } else {
+        values[0] = __fadd_rn(values[0], value);
+      }
+    }
+  };
+
+  // The sum over the vectors of each lane in their order, then over the lanes of the row as a binary tree, neighbours first. `slots`: a
+  // float for each warp of the CTA; a caller may use them again after one other call with slots of its own.
+  __device__ __forceinline__ float sum(const Addends& addends, float* slots) const {
+    float value = addends.values[0];
+    if constexpr (kSplit > 1) {
 #pragma unroll
-    for (int step = 1; step < 32; step *= 2) value = __fadd_rn(value, __shfl_xor_sync(0xFFFFFFFFu, value, step));
-    if (kRowWarps == 1) return value;
-    float* row = slots + group * kRowWarps;
-    if (lane % 32 == 0) row[lane / 32] = value;
+      for (int v = 1; v < kOwn; ++v) value = __fadd_rn(value, addends.values[v]);
+      // The first half of a warp goes on with what the second one has.
+#pragma unroll
+      for (int v = 0; v < kOwn; ++v) value = __fadd_rn(value, __shfl_down_sync(0xFFFFFFFFu, addends.values[v], kWarpLanes));
+    }
+#pragma unroll
+    for (int step = 1; step < kWarpLanes; step *= 2) value = __fadd_rn(value, __shfl_xor_sync(0xFFFFFFFFu, value, step));
+    if constexpr (kSums == 1) return value;
+    float* row = slots + group * kSums;
+    if (thread % 32 == 0) row[thread / 32] = value;
     sync();
-    float sums[kRowWarps];
+    float sums[kSums];
 #pragma unroll
-    for (int i = 0; i < kRowWarps; i += 2) {
-      const float2 pair = reinterpret_cast<const float2*>(__builtin_assume_aligned(row, 4 * kRowWarps))[i / 2];
+    for (int i = 0; i < kSums; i += 2) {
+      const float2 pair = reinterpret_cast<const float2*>(__builtin_assume_aligned(row, 4 * kSums))[i / 2];
       sums[i / 2] = __fadd_rn(pair.x, pair.y);
     }
 #pragma unroll
-    for (int count = kRowWarps / 2; count > 1; count /= 2) {
+    for (int count = kSums / 2; count > 1; count /= 2) {
 #pragma unroll
       for (int i = 0; i < count; i += 2) sums[i / 2] = __fadd_rn(sums[i], sums[i + 1]);
     }
