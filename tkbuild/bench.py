@@ -204,7 +204,8 @@ def copy_time_us(moved_bytes: int, sets: int, device: torch.device) -> float:
 
 
 def _our_thunk(kernel: str, call: Call) -> Thunk:
-    public = peer_thunk(kernel, importlib.import_module("tkbuild.ops"), call)
+    releases = (importlib.import_module(name) for name in ("tkbuild.ops", "tkbuild.ops.v1"))
+    public = next((thunk for api in releases if (thunk := peer_thunk(kernel, api, call))), None)
     return public or functools.partial(kernel_op(kernel), call.input_views, call.static, call.scalars)
 
 

@@ -20,17 +20,23 @@ _SHORT = {"bfloat16": "bf16", "float32": "fp32"}
 
 
 def peer_thunk(kernel: str, api: ModuleType, call: Call) -> Thunk | None:
-    """Return the call of ``kernel`` through the names of ``api``, which is `tkbuild.ops` or a package it stands in for.
+    """Return the call of ``kernel`` through the names of ``api``: `tkbuild.ops`, `tkbuild.ops.v1` or a package they stand in for.
 
     None where ``api`` has no such function, or one that does not take the call's values.
     """
-    make = _TORCH_CALLS.get(kernel) if api.__name__ == "torch" else _PUBLIC_CALLS.get(kernel)
+    calls = _TORCH_CALLS if api.__name__ == "torch" else _FIRST_RELEASE_CALLS if _is_first_release(api) else _PUBLIC_CALLS
+    make = calls.get(kernel)
     if make is None:
         return None
     try:
         return make(api, list(call.input_views), call.values)
     except AttributeError:
         return None
+
+
+def _is_first_release(api: ModuleType) -> bool:
+    """Whether ``api`` has the functions of TileKernels 1.0; release 2.1 has no transposes."""
+    return api.__name__ == "tkbuild.ops.v1" or (api.__name__ == "tile_kernels" and hasattr(api, "transpose"))
 
 
 def _scale_flags(values: Mapping[str, Any], col_major: bool) -> dict[str, bool]:
@@ -174,10 +180,8 @@ def _topk_sum_and_topk_group_idx(api: Any, tensors: Tensors, values: Mapping[str
     return functools.partial(api.moe.topk_sum_and_topk_group_idx, tensors[0], values["num_topk_sum"], values["num_topk_groups"])
 
 
-def _normalize_weight(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
-    if values["in_order"]:
-        raise AttributeError("release 2.1 sums in pairs")
-    return functools.partial(api.moe.normalize_weight, tensors[0])
+def _normalize_weight(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk | None:
+    return None if values["in_order"] else functools.partial(api.moe.normalize_weight, tensors[0])
 
 
 def _sinkhorn(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
@@ -282,6 +286,10 @@ def _pre_apply_mix_bwd(api: Any, tensors: Tensors, values: Mapping[str, Any]) ->
     return functools.partial(api.mhc.mhc_pre_apply_mix_bwd, *tensors)
 
 
+def _clamp(values: Mapping[str, Any]) -> float | None:
+    return None if values["clamp_value"] < 0 else float(values["clamp_value"])
+
+
 def _swiglu_flags(values: Mapping[str, Any], weights: Any) -> dict[str, Any]:
     """What all SwiGLU functions of release 2.1 take; it has the prefix layout only, and no scales of whole rows."""
     if values.get("block") == 0:
@@ -289,12 +297,14 @@ def _swiglu_flags(values: Mapping[str, Any], weights: Any) -> dict[str, Any]:
     return {
         "topk_weights": weights,
         "routed_scaling_factor": None if weights is None else values["routed_scaling_factor"],
-        "clamp_value": None if values["clamp_value"] < 0 else values["clamp_value"],
+        "clamp_value": _clamp(values),
     }
 
 
-def _swiglu_forward_cast(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
-    x, _, weights, _, psum, _, sf, counts = tensors
+def _swiglu_forward_cast(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk | None:
+    x, slots, weights, _, psum, _, sf, counts = tensors
+    if slots is not None:
+        return None
     flags = {**_swiglu_flags(values, weights), **_scale_flags(values, sf.stride(0) < sf.stride(1)), "clamped_count": counts}
     return functools.partial(api.quant.swiglu_forward_and_per_token_cast, x, "e4m3", values["block"], psum, **flags)
 
@@ -306,8 +316,11 @@ def _swiglu_forward(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Th
 
 
 def _swiglu_channels(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
-    clamp = None if values["clamp_value"] < 0 else values["clamp_value"]
-    flags = {"round_sf": bool(values["round_sf"]), "without_transpose": not values["transposed"], "swiglu_clamp_value": clamp}
+    flags = {
+        "round_sf": bool(values["round_sf"]),
+        "without_transpose": not values["transposed"],
+        "swiglu_clamp_value": _clamp(values),
+    }
     function = api.quant.swiglu_forward_and_per_channel_cast_and_transpose
     return functools.partial(function, tensors[0], "e4m3", values["block"], **flags)
 
@@ -482,6 +495,56 @@ _PUBLIC_CALLS: dict[str, PeerCall] = {
     "mhc.sinkhorn": _sinkhorn,
     "mhc.sinkhorn_bwd": _sinkhorn_bwd,
 }
+# ---- what release 1.0 spells differently
+
+
+def _normalize_weight_in_order(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk | None:
+    return functools.partial(api.moe.normalize_weight, tensors[0]) if values["in_order"] else None
+
+
+def _per_row_cast(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk | None:
+    if values["fmt"] == "e5m6":
+        return None  # no public function
+    flags = _scale_flags(values, bool(values["col_major"]))
+    return functools.partial(api.quant.per_token_cast, tensors[0], values["fmt"], tensors[0].shape[1], **flags)
+
+
+def _swiglu_forward_cast_mapped(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk | None:
+    x, slots, weights, experts, psum, _, sf, counts = tensors
+    if psum is not None:
+        return None
+    flags = {**_scale_flags(values, sf.stride(0) < sf.stride(1)), "swiglu_clamp_value": _clamp(values), "clamped_count": counts}
+    block = values["block"] or x.shape[1] // 2
+    return functools.partial(api.quant.swiglu_forward_and_per_token_cast, x, "e4m3", block, slots, weights, experts, **flags)
+
+
+def _swiglu_backward_mapped(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
+    x, x_sf, grad_out, weight, *maps = tensors[:6]
+    backward, settings = api.quant.swiglu_backward_and_per_token_cast, (values["block"], bool(values["round_sf"]), _clamp(values))
+    return functools.partial(backward, (x, x_sf), grad_out, weight, *maps, *settings)
+
+
+def _engram_gate_fwd_apart(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk | None:
+    x, k, v, weight, mask, dot, *_ = tensors
+    given = x, k, v, weight, values["eps"], values["clamp_value"], dot is not None
+    return functools.partial(api.engram.engram_gate_fwd, *given) if mask is None else None
+
+
+def _engram_gate_bwd_apart(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk | None:
+    *given, mask = tensors
+    return functools.partial(api.engram.engram_gate_bwd, *given, values["clamp_value"]) if mask is None else None
+
+
+_FIRST_RELEASE_CALLS: dict[str, PeerCall] = {
+    **_PUBLIC_CALLS,
+    "moe.normalize_weight": _normalize_weight_in_order,
+    "quant.per_row_cast": _per_row_cast,
+    "quant.swiglu_forward_and_per_token_cast": _swiglu_forward_cast_mapped,
+    "quant.swiglu_backward_mapped": _swiglu_backward_mapped,
+    "engram.gate_fwd": _engram_gate_fwd_apart,
+    "engram.gate_bwd": _engram_gate_bwd_apart,
+}
+
 _TORCH_CALLS: dict[str, PeerCall] = {
     "examples.gemm_bf16": lambda api, t, v: functools.partial(api.mm, t[0], t[1].T),
     "quant.cast": lambda api, t, v: functools.partial(t[0].to, getattr(torch, v["out_dtype"])),
