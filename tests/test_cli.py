@@ -20,10 +20,11 @@ from spec_text import SPEC, TEMPLATE, changed, write_spec
 from tkbuild import cli, toolchain
 from tkbuild.build import BuildEvent
 from tkbuild.cli import compile as cli_compile
-from tkbuild.cli import compiling, show
+from tkbuild.cli import compiling, gpu, show
 from tkbuild.cli.compiling import PlainReporter
 from tkbuild.manifest import CHECKS_NAME
 from tkbuild.plan import make_plan
+from tkbuild.verify import CaseFailure, VariantReport
 from tkbuild.versions import TKBUILD_VERSION
 
 VARIANT = "quant.cast-bf16-b32-f32-packed0-e64-sm_90a"
@@ -281,6 +282,20 @@ def test_an_unchanged_build_is_not_planned_again(
         warnings.simplefilter("always")
         assert compiled() == 4, "a damaged entry is a miss"
     assert compiled() == 4
+
+
+@pytest.mark.parametrize(
+    ("cases", "failures", "text"),
+    [
+        (3, (), "t.k-a-sm_90a  ok, 3 cases"),
+        (0, (), "t.k-a-sm_90a  DID NOT RUN: no case of its spec selects it; add one to verify.cases, or try --large"),
+        (3, (CaseFailure({"T": 2}, "out differs"),), "t.k-a-sm_90a  WRONG in 1 of 3 cases (seed 7)\n    T=2\n    out differs"),
+    ],
+)
+def test_what_verify_says_of_a_variant(cases: int, failures: tuple[CaseFailure, ...], text: str) -> None:
+    report = VariantReport("t.k-a-sm_90a", "ab", "H200", "13.0", 7, cases, 1, failures)
+    assert gpu.verify_line(report) == text
+    assert report.is_verified == ("ok" in text) == (report.to_json()["state"] == "verified")
 
 
 def test_warnings_are_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -47,8 +47,13 @@ class VariantReport:
     largest_elems: int
     failures: tuple[CaseFailure, ...] = field(default=())
 
+    @property
+    def is_verified(self) -> bool:
+        """Whether it ran, and nothing differed."""
+        return self.cases > 0 and not self.failures
+
     def to_json(self) -> dict[str, Any]:
-        state = VERIFIED if not self.failures and self.cases else "failed"
+        state = VERIFIED if self.is_verified else "failed"
         return {**asdict(self), "state": state, "failures": [{"values": dict(f.values), "text": f.text} for f in self.failures]}
 
 

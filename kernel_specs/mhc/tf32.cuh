@@ -18,8 +18,6 @@ __device__ __forceinline__ void multiply_add(float (&sums)[4], float a0, float a
         "r"(__float_as_uint(b0)), "r"(__float_as_uint(b1)));
 }
 
-__device__ __forceinline__ unsigned word_of(uint4 v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
-
 // Read anew wherever it is needed, rather than kept in registers through the loop.
 __device__ __forceinline__ unsigned thread_again() {
   unsigned thread;

@@ -119,6 +119,10 @@ struct alignas(16) Shared {
   unsigned key[kCapacity];
   int count[kCapacity + kMaxSharedExperts];
   ExpertNumber<(kCapacity <= 256)>::Type picked[kWarp];
+  // Of the warp that picks: scores of slots, the largest key of each lane, and what may be picked.
+  alignas(16) float slot_score[kWarp];
+  unsigned lane_key[kWarp], candidate_key[kWarp];
+  unsigned short candidate[kWarp];
 };
 
 // ---- picks
@@ -198,10 +202,10 @@ __device__ __forceinline__ void share_keys(
   }
 }
 
-// One warp: the experts with the num_topk largest keys, in descending order, to shared.picked. At least num_topk keys are no
-// kNoExpert. Experts stand in the order of lanes, so the first lane that holds the largest key, and in it the first quad, has
-// the smallest index.
-__device__ __forceinline__ void pick(Shared& shared, const unsigned (&key)[kLaneExperts], int num_topk) {
+// In rounds. One warp: the experts with the num_topk largest keys, in descending order, to shared.picked. At least num_topk keys
+// are no kNoExpert. Experts stand in the order of lanes, so the first lane that holds the largest key, and in it the first quad,
+// has the smallest index.
+__device__ __forceinline__ void pick_in_rounds(Shared& shared, const unsigned (&key)[kLaneExperts], int num_topk) {
   const int first = lane() * kLaneExperts;
   const unsigned before = lanes_before();
   Sorted quads[kQuads];
@@ -226,6 +230,121 @@ __device__ __forceinline__ void pick(Shared& shared, const unsigned (&key)[kLane
   __syncwarp();
 }
 
+// ---- picks by counting, which takes fewer steps one after the other than rounds
+
+// Four keys of shared memory, at once: the compiler would load some of them only when others are used.
+__device__ __forceinline__ uint4 load_quad(const uint4* from) {
+  uint4 v;
+  asm volatile("ld.shared.v4.u32 { %0, %1, %2, %3 }, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(unsigned(__cvta_generic_to_shared(from))) : "memory");
+  return v;
+}
+// Adds to `counts` whether the four keys are larger than `key`. The compiler makes three instructions of a condition that is added.
+__device__ __forceinline__ void count_above(int (&counts)[4], const uint4& keys, unsigned key) {
+  asm("{ .reg .pred p, q, r, s; setp.gt.u32 p, %4, %8; setp.gt.u32 q, %5, %8; setp.gt.u32 r, %6, %8; setp.gt.u32 s, %7, %8;"
+      " @p add.s32 %0, %0, 1; @q add.s32 %1, %1, 1; @r add.s32 %2, %2, 1; @s add.s32 %3, %3, 1; }"
+      : "+r"(counts[0]), "+r"(counts[1]), "+r"(counts[2]), "+r"(counts[3]) : "r"(keys.x), "r"(keys.y), "r"(keys.z), "r"(keys.w), "r"(key));
+}
+__device__ __forceinline__ int sum_of(const int (&counts)[4]) { return (counts[0] + counts[1]) + (counts[2] + counts[3]); }
+
+// -1 if the key is below, else 0; with a carry, as of conditions the compiler makes a chain.
+__device__ __forceinline__ int minus_if_below(unsigned key, unsigned least) {
+  int v;
+  asm("{ .reg .u32 t; sub.cc.u32 t, %1, %2; subc.s32 %0, 0, 0; }" : "=r"(v) : "r"(key), "r"(least));
+  return v;
+}
+
+template <int kBit>
+__device__ __forceinline__ unsigned ballot_of_bit(int value) {
+  unsigned lanes;
+  asm volatile("{ .reg .pred p; .reg .b32 t; and.b32 t, %1, %2; setp.ne.b32 p, t, 0; vote.sync.ballot.b32 %0, p, 0xFFFFFFFF; }"
+               : "=r"(lanes) : "r"(value), "n"(kBit));
+  return lanes;
+}
+// The sum over the lanes of `mask` of numbers up to kMost.
+template <int kMost, int kBit = 1>
+__device__ __forceinline__ int sum_over(unsigned mask, int value) {
+  if constexpr (kBit > kMost) {
+    return 0;
+  } else {
+    return __popc(ballot_of_bit<kBit>(value) & mask) * kBit + sum_over<kMost, 2 * kBit>(mask, value);
+  }
+}
+
+constexpr int kMostCandidates = kWarp - kMaxSharedExperts;  // the last lanes have the shared experts
+constexpr int kMostCounted = 16;
+
+// One warp: the experts with the num_topk largest keys, if few can be among them. Candidates have keys from the num_topk-th largest
+// of the lanes' largest keys on: mostly one or two more than num_topk. Each gets a lane of its own, which counts those before it,
+// and that is its slot if it is picked. `look_up` is called before, with the number of the lane's shared expert, which exists if
+// there are as many. Returns false if there are too many candidates.
+template <class Slot, class LookUp>
+__device__ __forceinline__ bool pick_by_counting(
+    Shared& shared, const unsigned (&key)[kLaneExperts], int num_topk, Slot& own, const LookUp& look_up) {
+  if (num_topk > kMostCounted) return false;
+  const int lane = gate::lane();
+  unsigned top = 0;
+#pragma unroll
+  for (int q = 0; q < kQuads; ++q) top = max(top, max(max(key[4 * q], key[4 * q + 1]), max(key[4 * q + 2], key[4 * q + 3])));
+  shared.lane_key[lane] = top;
+  shared.candidate_key[lane] = kNoExpert;
+  __syncwarp();
+  const uint4* lane_keys = reinterpret_cast<const uint4*>(shared.lane_key);
+  uint4 tops[kWarp / 4];
+#pragma unroll
+  for (int q = 0; q < kWarp / 4; ++q) tops[q] = load_quad(lane_keys + q);
+  int above[4] = {};
+#pragma unroll
+  for (int q = 0; q < kWarp / 4; ++q) count_above(above, tops[q], top);
+  const unsigned least = max(__reduce_min_sync(kFullWarp, sum_of(above) < num_topk ? top : ~0u), kNoExpert + 1);
+  int before[kLaneExperts + 1];  // how many candidates of the lane are before each of its experts
+  before[0] = 0;
+#pragma unroll
+  for (int i = 0; i < kLaneExperts; i += 4) {
+    const int a = minus_if_below(key[i], least) + 1, b = minus_if_below(key[i + 1], least) + 1;
+    const int c = minus_if_below(key[i + 2], least) + 1, d = minus_if_below(key[i + 3], least) + 1;
+    before[i + 1] = before[i] + a;
+    before[i + 2] = before[i] + (a + b);
+    before[i + 3] = before[i] + (a + b + c);
+    before[i + 4] = before[i] + ((a + b) + (c + d));
+  }
+  const int base = sum_over<kLaneExperts>(lanes_before(), before[kLaneExperts]);
+  const int end = base + before[kLaneExperts];
+  if (__any_sync(kFullWarp, end > kMostCandidates)) return false;
+  const bool are_many = __any_sync(kFullWarp, end > kMostCounted);
+#pragma unroll
+  for (int i = 0; i < kLaneExperts; ++i) {
+    if (key[i] < least) continue;
+    shared.candidate_key[base + before[i]] = key[i];
+    shared.candidate[base + before[i]] = lane * kLaneExperts + i;
+  }
+  __syncwarp();
+  const uint4* keys = reinterpret_cast<const uint4*>(shared.candidate_key);
+  const unsigned mine = shared.candidate_key[lane];
+  const int candidate = shared.candidate[lane];
+  const int quad = lane / 4;
+  const uint4 quad_keys = load_quad(keys + quad);
+  uint4 first_keys[kMostCounted / 4];
+#pragma unroll
+  for (int q = 0; q < kMostCounted / 4; ++q) first_keys[q] = load_quad(keys + q);
+  const bool exists = mine != kNoExpert;
+  own.expert = exists ? candidate : -1;
+  own.slot = -1;
+  look_up(lane - kMostCandidates);
+  // Of equal keys the first goes before: keys of earlier quads count if they are equal, too, and so do earlier ones of the quad.
+  int rank[4] = {lane % 4 > 0 && quad_keys.x == mine, lane % 4 > 1 && quad_keys.y == mine,
+                 lane % 4 > 2 && quad_keys.z == mine, 0};
+#pragma unroll
+  for (int q = 0; q < kMostCounted / 4; ++q) count_above(rank, first_keys[q], mine - (q < quad));
+  if (are_many) {
+#pragma unroll
+    for (int q = kMostCounted / 4; q < kWarp / 4; ++q) count_above(rank, keys[q], mine - (q < quad));
+  }
+  const int num_before = sum_of(rank);
+  if (exists) own.slot = num_before < num_topk ? num_before : -1;
+  return true;
+}
+
 // ---- places of experts
 
 template <int kBytes>
@@ -246,20 +365,33 @@ struct Places {
   template <class Form>
   __device__ __forceinline__ void begin_counts(Shared& shared, int num_routed, int num_shared) const {
     if (map == nullptr) return;
-    for (int at = Form::thread() * 4; at < num_routed; at += Form::kThreads * 4) copy_async<16>(shared.count + at, counts + at);
+#pragma unroll
+    for (int i = 0; i < Form::kOwn; i += 4) {
+      const int at = Form::thread() * Form::kOwn + i;
+      if (at < num_routed) copy_async<16>(shared.count + at, counts + at);
+    }
     if (Form::thread() < num_shared) copy_async<4>(shared.count + num_routed + Form::thread(), counts + num_routed + Form::thread());
   }
-  static __device__ __forceinline__ void end_counts() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+  __device__ __forceinline__ void end_counts() const {
+    if (map != nullptr) asm volatile("cp.async.wait_all;" ::: "memory");
+  }
 
-  __device__ __forceinline__ i64 of(const Shared& shared, int logical, i64 token, bool valid) const {
-    if (map == nullptr || !valid) return logical;
-    const unsigned long long turn = first + static_cast<unsigned long long>(token) * kStep;
-    const int column = static_cast<int>(turn % limited(shared.count[logical]));
-    return static_cast<int>(load_4_if(true, map + i64(logical) * columns + column));
+  // The place of a logical expert; -1 stays. The load is not waited for.
+  __device__ __forceinline__ int of(const Shared& shared, int logical, i64 token) const {
+    const bool is_mapped = map != nullptr && logical >= 0;
+    i64 at = 0;
+    if (is_mapped) {
+      const unsigned long long turn = first + static_cast<unsigned long long>(token) * kStep;
+      const unsigned count = limited(shared.count[logical]);
+      at = i64(logical) * columns + (turn >> 32 == 0 ? unsigned(turn) % count : unsigned(turn % count));
+    }
+    int place = logical;
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %1, 0; @p ld.global.u32 %0, [%2]; }" : "+r"(place) : "r"(int(is_mapped)), "l"(map + at));
+    return place;
   }
 };
 
-// ---- the row of a token; lane j has slot j
+// ---- the row of a token
 
 struct Row {
   i64* idx;
@@ -284,11 +416,60 @@ struct Row {
   }
 };
 
-// The expert of a routed slot. Fixed routing takes what `unmapped` says; a number that is no expert gives -1.
-__device__ __forceinline__ int expert_of_slot(const Shared& shared, const Row& row, int slot, bool is_fixed, int num_routed) {
-  if (!row.is_routed(slot)) return -1;
-  if (!is_fixed) return shared.picked[slot];
-  const i64 given = load_8_if(true, row.unmapped + slot);
-  return given >= 0 && given < num_routed ? static_cast<int>(given) : -1;
+// What a lane has of the slots of a token: one, or an expert that was not picked, or nothing.
+struct Slot {
+  int expert, slot, place;  // -1 where there is none
+  float score;
+  bool is_routed;
+
+  // Slot j for lane j. Fixed routing takes what `unmapped` says; a number that is no expert gives -1.
+  __device__ __forceinline__ void take_lane(const Shared& shared, const Row& row, bool is_fixed, int num_routed) {
+    expert = slot = -1;
+    if (!row.is_routed(lane())) return;
+    slot = lane();
+    if (!is_fixed) {
+      expert = shared.picked[slot];
+      return;
+    }
+    const i64 given = load_8_if(true, row.unmapped + slot);
+    if (given >= 0 && given < num_routed) expert = static_cast<int>(given);
+  }
+  // Begins to load where the expert is. The lane may have a shared expert instead, if there is one of that number.
+  __device__ __forceinline__ void look_up(
+      const Shared& shared, const Row& row, const Places& places, i64 token, int num_routed, int shared_expert) {
+    is_routed = shared_expert < 0 || shared_expert >= row.num_shared;
+    score = is_routed && expert >= 0 ? shared.score[expert] : 0.0f;
+    if (!is_routed) {
+      expert = num_routed + shared_expert;
+      slot = row.num_topk + shared_expert;
+    }
+    place = places.of(shared, expert, token);
+  }
+  __device__ __forceinline__ void share_score(Shared& shared) const {
+    if (is_routed && slot >= 0) shared.slot_score[slot] = score;
+    __syncwarp();
+  }
+  __device__ __forceinline__ void store(const Row& row, i64 place, float weight, bool is_fixed) const {
+    if (slot < 0) return;
+    row.idx[slot] = place;
+    row.weights[slot] = !is_routed ? 1.0f : expert >= 0 ? weight : 0.0f;
+    if (is_routed && !is_fixed && row.unmapped != nullptr) row.unmapped[slot] = expert;
+  }
+};
+
+// a / b of numbers for which no step leaves the range of normal numbers, in the steps of the compiler's division.
+__device__ __forceinline__ float divide_in_range(float a, float b) {
+  float inverse;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(b));
+  inverse = __fmaf_rn(inverse, __fmaf_rn(-b, inverse, 1.0f), inverse);
+  float quotient = __fmul_rn(a, inverse);
+  quotient = __fmaf_rn(__fmaf_rn(-b, quotient, a), inverse, quotient);
+  return __fmaf_rn(__fmaf_rn(-b, quotient, a), inverse, quotient);
+}
+// Of a score and the sum of scores, which is from 1e-20 on.
+__device__ __forceinline__ float share_of(float score, float sum) {
+  const bool is_in_range = sum <= 0x1p60f && (score == 0.0f || score >= 0x1p-60f);
+  const float share = divide_in_range(score, sum);
+  return is_in_range ? share : __fdiv_rn(score, sum);
 }
 }  // namespace gate

@@ -34,12 +34,16 @@ struct Share {
     return (kSplit == 1 && kRowWarps > 1 && 2 * vector < kVectors) || (vector * kLanes + first) * kVector < columns;
   }
 
-  // Waits for the other warps of the group. Barrier 0 is that of the whole CTA.
+  // Waits for the other warps of the group. Barrier 0 is that of the whole CTA. The numbers are constants: for one in a register the
+  // compiler sets 16 aside, and the CTAs of an SM have 64 together.
+  template <int kFirst = 0>
   __device__ __forceinline__ void sync() const {
-    if (kThreads == 32) {
+    if constexpr (kThreads == 32) {
       __syncwarp();
-    } else {
-      asm volatile("bar.sync %0, %1;" :: "r"(group + 1), "n"(kThreads) : "memory");
+    } else if (kFirst + 1 == kGroups || group == kFirst) {
+      asm volatile("bar.sync %0, %1;" :: "n"(kFirst + 1), "n"(kThreads) : "memory");
+    } else if constexpr (kFirst + 1 < kGroups) {
+      sync<kFirst + 1>();
     }
   }
 

@@ -19,7 +19,17 @@ pytestmark = on_gpu_with("mhc.pre_norm_fn_mul", "mhc.pre_norm_fn_mul_bwd", "mhc.
 
 BF16, F32 = torch.bfloat16, torch.float32
 EPS = 1e-6
-SHAPES = [(1, 256, 1, 1), (13, 5120, 1, 16), (300, 3072, 3, 2), (2049, 10240, 1, 16), (4096, 7680, 1, 7), (9000, 1024, 1, 3)]
+SHAPES = [
+    (1, 256, 1, 1),
+    (13, 5120, 1, 16),
+    (64, 28672, 1, 16),
+    (100, 7680, 1, 7),
+    (33, 1024, 2, 3),
+    (300, 3072, 3, 2),
+    (2049, 10240, 1, 16),
+    (4096, 7680, 1, 7),
+    (9000, 1024, 1, 3),
+]
 
 
 def random(*shape: int, dtype: torch.dtype = F32) -> torch.Tensor:
@@ -50,7 +60,7 @@ def test_products_and_squares(n: int, columns: int, groups: int, splits: int) ->
     x, fn = apart(n, columns), weights(columns)
     got = products(x, fn, groups, splits)
     wanted = reference.mhc.pre_norm_fn_mul(x, fn, num_groups=groups, num_splits=splits)
-    torch.testing.assert_close(got[0], wanted[0], atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(got[0], wanted[0], atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(got[1], wanted[1], atol=1e-3, rtol=1e-4)
 
 
@@ -90,7 +100,7 @@ def test_gradients_of_the_products(n: int, columns: int, groups: int, _splits: i
     ops.mhc.mhc_pre_norm_fn_mul_bwd(*given, x, fn, x_grad, fn_grad, accumulate)
     wanted = reference.mhc.pre_norm_fn_mul_bwd(*given, x, fn, old, fn, accumulate=int(accumulate))
     torch.testing.assert_close(x_grad, wanted[0], atol=1e-3, rtol=1.6e-2)
-    torch.testing.assert_close(fn_grad, wanted[1], atol=3e-2, rtol=1e-3)
+    torch.testing.assert_close(fn_grad, wanted[1], atol=2e-3, rtol=1e-4)
     only_x, only_fn = old.clone(), empty(24, columns)
     ops.mhc.mhc_pre_norm_fn_mul_bwd(*given, x, fn, only_x, None, accumulate)
     ops.mhc.mhc_pre_norm_fn_mul_bwd(*given, x, fn, None, only_fn)
@@ -132,7 +142,7 @@ def test_no_rows() -> None:
 
 
 def relative(a: torch.Tensor, b: torch.Tensor) -> float:
-    """Sum of squared differences over the sum of squares: TF32 costs about 1e-7."""
+    """Sum of squared differences over the sum of squares: TF32 would cost about 1e-7."""
     a, b = a.double(), b.double()
     return float((a - b).square().sum() / (a.square() + b.square()).sum())
 
@@ -155,12 +165,12 @@ def test_layer(lead: tuple[int, ...], columns: int, with_weight: bool, fuse: boo
     out = mhc_pre_norm_fn(residual, fn, weight, EPS, fuse_grad_acc=fuse)
     grad = random(*out.shape)
     wanted = composed(residual, fn, weight)
-    torch.testing.assert_close(out.double(), wanted, atol=3e-3, rtol=1e-3)
+    torch.testing.assert_close(out.double(), wanted, atol=1e-4, rtol=1e-4)
     expected = torch.autograd.grad(wanted, given, grad.double())
     got = torch.autograd.grad(out, given, grad)
     torch.testing.assert_close(got[0], expected[0], atol=1e-3, rtol=1.6e-2)
     for ours, theirs in zip(got[1:], expected[1:], strict=True):
-        assert relative(ours, theirs) < 1e-6
+        assert relative(ours, theirs) < 1e-9
 
 
 @pytest.mark.parametrize("needs", [(True, False, False), (False, True, False), (False, False, True), (True, False, True)])

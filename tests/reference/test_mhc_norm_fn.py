@@ -35,8 +35,8 @@ def test_products_and_squares_of_each_group() -> None:
     torch.testing.assert_close(sqrsum[0], torch.tensor([[13.0, 25.0], [0.0, 1.0]]))
 
 
-@pytest.mark.parametrize(("splits", "bounds"), [(1, [0, 1280]), (2, [0, 512, 1280]), (7, [0, 0, 256, 512, 512, 768, 1024, 1280])])
-def test_splits_take_whole_steps(splits: int, bounds: list[int]) -> None:
+@pytest.mark.parametrize(("splits", "bounds"), [(1, [0, 1280]), (2, [0, 640, 1280]), (7, [0, 128, 320, 512, 704, 896, 1088, 1280])])
+def test_splits_take_whole_blocks(splits: int, bounds: list[int]) -> None:
     x, fn = random(3, 1280), random(24, 1280, seed=1)
     out_mul, sqrsum = pre_norm_fn_mul(x, fn, num_groups=1, num_splits=splits)
     for s, (first, last) in enumerate(itertools.pairwise(bounds)):
@@ -44,7 +44,7 @@ def test_splits_take_whole_steps(splits: int, bounds: list[int]) -> None:
         torch.testing.assert_close(sqrsum[s, :, 0], x[:, first:last].square().sum(1))
 
 
-def test_fn_is_rounded_to_tf32() -> None:
+def test_rounding_to_tf32_and_where_it_is_done() -> None:
     unit = 2.0**-10
     given = [1 + unit / 2, 1 + unit / 4, -1 - unit / 2, 1 + 0.75 * unit, math.inf, math.nan, 0.0, 3.4e38]
     rounded = round_to_tf32(torch.tensor(given))
@@ -55,7 +55,11 @@ def test_fn_is_rounded_to_tf32() -> None:
     assert round_to_tf32(all_ones).isnan()
     x = torch.ones(1, 256, dtype=torch.bfloat16)
     out_mul, _ = pre_norm_fn_mul(x, torch.full((24, 256), 1 + unit / 4), num_groups=1, num_splits=1)
-    assert torch.equal(out_mul, torch.full((1, 1, 1, 24), 256.0))
+    assert torch.equal(out_mul, torch.full((1, 1, 1, 24), 256 * (1 + unit / 4)))
+    grads, ones = torch.full((1, 1, 24), 1 + unit / 4), torch.ones(24, 256)
+    x_grad, fn_grad = pre_norm_fn_mul_bwd(grads, torch.zeros(1, 1), x.float(), ones, x.float(), ones)
+    assert torch.equal(x_grad, torch.full((1, 256), 24.0))
+    assert torch.equal(fn_grad, torch.full((24, 256), 1 + unit / 4))
 
 
 def test_normalisation_by_hand() -> None:

@@ -11,9 +11,11 @@ import torch
 from runtime.providers import cast_signature, write_provider
 
 from tkbuild.errors import ArgumentError, IntegrityError, LaunchError
+from tkbuild.expr import Expr
 from tkbuild.runtime import op
-from tkbuild.runtime.op import Allocation, CallPlan, allocations, bind, call_axes, check_driver, load
+from tkbuild.runtime.op import Allocation, CallPlan, KernelOp, allocations, bind, call_axes, check_driver, load, new_empty, view_of
 from tkbuild.runtime.registry import InstalledVariant, read_registry
+from tkbuild.signature import ArgSpec, DtypeRule
 
 
 @pytest.fixture
@@ -70,6 +72,31 @@ def test_allocation_covers_its_storage(storage: int, whole: bool) -> None:
     made = Allocation((5, 4), (1, 8) if not whole else (4, 1), torch.float32, storage).maker(torch.device("cpu"))()
     assert made.shape == (5, 4)
     assert made.untyped_storage().nbytes() == storage * 4
+
+
+def test_a_shape_that_earlier_tensors_bind_is_not_read_for_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    signature = cast_signature()
+    x, *outs = signature.args
+    t, h = Expr.parse("T"), Expr.parse("H")
+    plain, optional = (ArgSpec(name, "in", DtypeRule("float32"), (t, h), optional=name == "b") for name in ("a", "b"))
+    x = replace(x, strides=None)
+    for args, deciding in (((x, plain, optional), [0]), ((plain, x), [0, 1]), ((optional, plain, x), [0, 1, 2])):
+        monkeypatch.setattr(KernelOp, "signature", replace(signature, args=(*args, *outs)))
+        assert [position for position, _ in KernelOp("quant.cast")._deciding] == deciding
+
+
+def test_a_view_of_part_of_a_tensor() -> None:
+    whole = torch.arange(120.0).view(4, 5, 6)[1:].requires_grad_()
+    for view in (view_of, op._as_strided):
+        part = view(whole, (3, 6), (30, 1), 24)
+        assert part.equal(whole[:, 4])
+        assert not part.requires_grad
+
+
+@pytest.mark.parametrize("size", [(), (3,), (3, 4, 5), (3, 0, 5)])
+def test_a_new_tensor_is_contiguous(size: tuple[int, ...]) -> None:
+    made = new_empty(torch.empty(1), size, torch.bfloat16)
+    assert (made.shape, made.dtype, made.stride()) == (size, torch.bfloat16, op._contiguous_strides(size))
 
 
 @pytest.mark.parametrize("driver", [(13, 0), (13, 5), (14, 0)])

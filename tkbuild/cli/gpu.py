@@ -39,21 +39,23 @@ def verify_command(
         if as_json:
             emit_json(result.to_json())
         else:
-            click.echo(_verify_line(result))
+            click.echo(verify_line(result))
 
     reports = verify(variants, device=torch.device("cuda", device), large=large, seed=seed, on_report=show)
     if report is not None:
         _merge_reports(report, variants, reports)
-    failed = [result.variant for result in reports if result.failures]
+    failed = [result.variant for result in reports if not result.is_verified]
     if failed:
-        raise VerifyError(f"{len(failed)} of {len(reports)} variants are wrong: {', '.join(failed)}", failed=failed)
+        raise VerifyError(f"{len(failed)} of {len(reports)} variants are wrong or did not run: {', '.join(failed)}", failed=failed)
     if not as_json:
         click.echo(f"{len(reports)} variants verified in {sum(r.cases for r in reports)} cases")
 
 
-def _verify_line(result: VariantReport) -> str:
-    if not result.failures:
+def verify_line(result: VariantReport) -> str:
+    if result.is_verified:
         return f"{result.variant}  ok, {result.cases} cases"
+    if not result.cases:
+        return f"{result.variant}  DID NOT RUN: no case of its spec selects it; add one to verify.cases, or try --large"
     first = result.failures[0]
     values = ", ".join(f"{name}={value}" for name, value in first.values.items())
     return f"{result.variant}  WRONG in {len(result.failures)} of {result.cases} cases (seed {result.seed})\n    {values}\n    {first.text}"

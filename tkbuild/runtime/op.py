@@ -43,6 +43,33 @@ _empty_on_current_device = getattr(torch._C._dynamo.guards, "_empty_strided_cuda
 _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 
 
+def _as_strided(tensor: torch.Tensor, size: tuple[int, ...], stride: tuple[int, ...], offset: int) -> torch.Tensor:
+    return tensor.detach().as_strided(size, stride, tensor.storage_offset() + offset)
+
+
+#: A view of ``size`` and ``stride``, ``offset`` elements behind the first one, that autograd does not know: half the time of a slice.
+#: From the same place as the function above.
+view_of: Callable[..., torch.Tensor] = getattr(torch._C._dynamo.guards, "_reinterpret_tensor", _as_strided)
+
+
+def is_traced(tensor: Any) -> bool:
+    """Whether a call with ``tensor`` goes through ``torch.ops``: while torch compiles, and for a subclass of a tensor."""
+    return is_compiling() or type(tensor) not in _PLAIN_TENSORS
+
+
+def new_empty(like: torch.Tensor, size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Return a contiguous tensor on the device of ``like``, uninitialised, as fast as torch can."""
+    if is_traced(like) or not like.is_cuda or like.get_device() != _current_device():
+        return torch.empty(size, dtype=dtype, device=like.device)
+    size = tuple(size)  # torch.Size is refused
+    return _empty_on_current_device(size, _contiguous_strides(size), dtype)
+
+
+@functools.lru_cache(_MAX_CALL_PLANS)
+def _contiguous_strides(size: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(math.prod(max(extent, 1) for extent in size[place + 1 :]) for place in range(len(size)))
+
+
 @dataclass(frozen=True)
 class Allocation:
     """One output: a view of ``size`` and ``stride`` at the start of ``storage_elems`` elements."""
@@ -123,7 +150,7 @@ class KernelOp:
 
         Raises: ArgumentError, NoVariantError, LaunchError, DriverNotFoundError.
         """
-        if is_compiling() or type(tensors[0]) not in _PLAIN_TENSORS:
+        if is_traced(tensors[0]):
             return self._dispatch(tensors, static + scalars, outs)
         if self._is_simple:
             first = tensors[0]
@@ -163,13 +190,19 @@ class KernelOp:
 
     @functools.cached_property
     def _deciding(self) -> tuple[tuple[int, Callable[[torch.Tensor], Any]], ...]:
-        """Which tensors decide the variant or the outputs, and what of each does: dtype, shape, both, or strides as well."""
+        """Which tensors decide the variant or the outputs, and what of each does: dtype, shape, both, or strides as well.
+
+        A shape whose names earlier tensors have bound decides nothing: the launcher refuses another.
+        """
         given = [(place, arg) for place, arg in enumerate(self.signature.args) if arg.role != "out"]
         found: list[tuple[int, Callable[[torch.Tensor], Any]]] = []
+        bound: set[str] = set()
         for position, (place, arg) in enumerate(given):
             names = {name for expr in arg.shape for name in expr.names()}
             has_dtype = place in self.signature.inferred_axes.values()
-            has_shape = bool(names & self._planned_names)
+            has_shape = bool(names & self._planned_names - bound)
+            if not arg.optional:
+                bound |= {str(expr.node) for expr in arg.shape if expr.is_name}
             if self._needs_strides:
                 found.append((position, _layout))
             elif has_dtype or has_shape:

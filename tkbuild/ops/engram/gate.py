@@ -6,7 +6,7 @@ import torch
 
 from tkbuild.errors import ArgumentError
 from tkbuild.runtime import get_num_sms
-from tkbuild.runtime.op import kernel_op
+from tkbuild.runtime.op import is_traced, kernel_op, new_empty, view_of
 
 __all__ = ["engram_gate_bwd", "engram_gate_fwd"]
 
@@ -14,8 +14,8 @@ Forward = tuple[torch.Tensor, "torch.Tensor | None", "torch.Tensor | None", "tor
 
 _gate_fwd = kernel_op("engram.gate_fwd")
 _gate_bwd = kernel_op("engram.gate_bwd")
-#: Columns of a CTA of the backward kernel; two CTAs fit on an SM.
-_CTA_COLUMNS, _CTAS_PER_SM, _LARGEST_CLUSTER = 2048, 2, 4
+#: Columns of a CTA of the backward kernel, of which an SM has one; two share a wider row.
+_CTA_COLUMNS = 4096
 
 
 def engram_gate_fwd(
@@ -64,7 +64,7 @@ def engram_gate_bwd(
     """Return the gradients of ``engram_gate_fwd``: (grad_x, grad_kv, grad_w_partial).
 
     grad_w_partial has partial sums of the gradient of weight_fused, for ``grad_w_reduce``: P of them, as many as work at one time,
-    at most two for each SM in use and none without tokens. P and H decide the order of the sums. Where the forward clamped, no
+    at most one for each SM in use and none without tokens. P and H decide the order of the sums. Where the forward clamped, no
     gradient passes through the gate. Image tokens hand grad_out on to hidden_states and give nothing to the others.
 
     Shapes: grad_out, grad_x (T, hc, H), hc = 4; grad_kv (T, hc + 1, H); grad_w_partial (P, hc, H); the others as in the forward.
@@ -90,8 +90,8 @@ def forward(
     """``engram_gate_fwd`` with keys and values apart, unchecked."""
     saved: tuple[torch.Tensor | None, ...] = (None,) * 4
     if save_for_backward:
-        shape, device = hidden_states.shape[:2], hidden_states.device
-        saved = tuple([torch.empty(shape, dtype=torch.float32, device=device) for _ in range(4)])
+        tokens, streams, _ = hidden_states.shape
+        saved = tuple([new_empty(hidden_states, (tokens, streams), torch.float32) for _ in range(4)])
     tensors = (hidden_states, k, v, weight_fused, image_token_mask, *saved)
     output = _gate_fwd(tensors, (), (eps, clamp_value), (hidden_states,) if inplace else None)
     return (output, *saved)
@@ -124,10 +124,9 @@ def backward_of_kv(
     image_token_mask: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """``engram_gate_bwd``, unchecked."""
-    grad_kv = torch.empty(kv.shape, dtype=kv.dtype, device=kv.device)
-    grad_x = torch.empty(hidden_states.shape, dtype=hidden_states.dtype, device=hidden_states.device)
-    shape = (num_partials(hidden_states), *weight_fused.shape)
-    partial = torch.empty(shape, dtype=weight_fused.dtype, device=weight_fused.device)
+    grad_kv = new_empty(hidden_states, kv.shape, kv.dtype)
+    grad_x = new_empty(hidden_states, hidden_states.shape, hidden_states.dtype)
+    partial = new_empty(hidden_states, (num_partials(hidden_states), *weight_fused.shape), weight_fused.dtype)
     outs = (grad_x, *split_kv(grad_kv), partial)
     backward(grad_out, hidden_states, *split_kv(kv), weight_fused, saved, clamp_value, image_token_mask, outs)
     return grad_x, grad_kv, partial
@@ -135,21 +134,24 @@ def backward_of_kv(
 
 def num_partials(hidden_states: torch.Tensor) -> int:
     """Return how many CTAs, or clusters of them, share the tokens of a backward call."""
-    tokens, width = hidden_states.shape[0], hidden_states.shape[2]
-    cluster = next((size for size in (1, 2) if width <= size * _CTA_COLUMNS), _LARGEST_CLUSTER)
+    tokens, _, width = hidden_states.shape
     sms = get_num_sms(hidden_states.get_device()) if hidden_states.is_cuda else 1
-    return min(max(1, sms * _CTAS_PER_SM // cluster), tokens)
+    return min(max(1, sms if width <= _CTA_COLUMNS else sms // 2), tokens)
 
 
 def split_kv(kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the keys and the values of ``kv`` as views."""
-    return kv[:, :-1], kv[:, -1]
+    if is_traced(kv):
+        return kv[:, :-1], kv[:, -1]
+    (tokens, streams, width), (token, stream, column) = kv.shape, kv.stride()
+    values = view_of(kv, (tokens, width), (token, column), (streams - 1) * stream)
+    return view_of(kv, (tokens, streams - 1, width), (token, stream, column), 0), values
 
 
 def check_kv(kernel: str, hidden_states: torch.Tensor, kv: torch.Tensor) -> None:
     """Raises: ArgumentError unless the shapes are (T, hc, H) and (T, hc + 1, H)."""
-    wanted = (hidden_states.shape[0], hidden_states.shape[1] + 1, hidden_states.shape[2]) if hidden_states.dim() == 3 else None
-    if wanted is None or tuple(kv.shape) != wanted:
+    shape = hidden_states.shape
+    if len(shape) != 3 or kv.shape != (shape[0], shape[1] + 1, shape[2]):
         raise ArgumentError(
             f"{kernel}: hidden_states has shape {tuple(hidden_states.shape)} and kv {tuple(kv.shape)}, expected (T, hc, H) and (T, hc + 1, H)",
             kernel=kernel,

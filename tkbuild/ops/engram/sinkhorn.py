@@ -25,7 +25,7 @@ def engram_sinkhorn_momentum_update(
     momentum = fma(m, beta1, (1 - beta1) * grad) in float32, stored in its own dtype; the result is that momentum before it is
     rounded, or with ``nesterov`` fma(grad, 1 - beta1, beta1 * momentum). beta1 and 1 - beta1 are rounded from float64.
 
-    Shapes: all alike; the number of elements is a multiple of 8.  Dtypes: grad and momentum_buffer bfloat16 or float32, each;
+    Shapes: all alike; the number of elements is a multiple of 4.  Dtypes: grad and momentum_buffer bfloat16 or float32, each;
     result float32.  Layout: contiguous.  Raises: ArgumentError, NoVariantError, LaunchError.
     """
     kernel = "engram.sinkhorn_momentum_update"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tkbuild.ops.mhc.shapes import STREAMS, rows, streams, tokens
+from tkbuild.ops.mhc.shapes import STREAMS, like, rows, streams, tokens
 from tkbuild.runtime.op import kernel_op
 
 __all__ = ["mhc_pre_apply_mix_bwd", "mhc_pre_apply_mix_fwd"]
@@ -42,4 +42,4 @@ def mhc_pre_apply_mix_bwd(o_grad: torch.Tensor, x: torch.Tensor, mix: torch.Tens
         streams(kernel, "x_grad", x_grad),
     )
     mix_grad: torch.Tensor = _apply_bwd(given, (), (1,))
-    return mix_grad.view(mix.shape)
+    return like(mix_grad, mix)

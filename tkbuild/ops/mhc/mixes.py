@@ -144,4 +144,4 @@ def mhc_pre_split_mixes_bwd(
 def partial_sums(mixes: torch.Tensor) -> torch.Tensor:
     """Return room for the sums of the CTAs that work on ``mixes``, for ``mhc.pre_split_mixes_bwd``."""
     count = _CTAS_PER_SM * get_num_sms(mixes.get_device()) if mixes.is_cuda else 1
-    return torch.empty((count, _SUMS), dtype=torch.float32, device=mixes.device)
+    return mixes.new_empty((count, _SUMS), dtype=torch.float32)

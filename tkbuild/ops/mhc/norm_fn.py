@@ -20,9 +20,9 @@ _mul_bwd = kernel_op("mhc.pre_norm_fn_mul_bwd")
 _normalise = kernel_op("mhc.reduce_partials_and_rmsnorm")
 _normalise_bwd = kernel_op("mhc.reduce_partials_and_rmsnorm_bwd")
 
-_CTA_COLUMNS, _CTA_TOKENS = 128, 32
-#: CTAs that a backward product is dealt out to: some for each place that any GPU has for one, so that their ends differ little.
-_WANTED_CTAS = 1056
+_CTA_COLUMNS, _CTA_TOKENS = 256, 32
+#: CTAs of a backward product that an H200 runs at one time, and how often it is filled with them. Elsewhere only the speed depends on it.
+_PLACES, _FILLINGS = 264, (3, 4, 5, 6)
 
 
 def mhc_pre_norm_fn_mul_fwd(
@@ -30,8 +30,9 @@ def mhc_pre_norm_fn_mul_fwd(
 ) -> None:
     """Write partial products of the rows of ``x`` with those of ``fn``, and partial sums of their squares, by group of columns.
 
-    fn is rounded to TF32, ties away from zero; sums are float32. The columns of a group are steps of 256, dealt out to the splits in
-    order. The result depends on n and n_splits, not on the device. NaN and infinities concern their row only.
+    fn is taken as the sum of two bfloat16, 17 or more significant bits; sums are float32. The columns of a group are blocks of 64, dealt
+    out to the splits in order. The result depends on n and n_splits, not on the device. NaN and infinities of x concern their row only;
+    an infinity may give NaN.
     Shapes: x (n, K), fn (24, K), out_mul_splitted (n_splits, n, g, 24), sqrsum_splitted (n_splits, n, g), K a multiple of 256 * g,
     g up to 256, n_splits up to 255; n may be 0.
     Dtypes: x bfloat16, the others float32.  Layout: contiguous, but the rows of x, which may lie multiples of 8 elements apart.
@@ -57,8 +58,8 @@ def mhc_pre_norm_fn_mul_bwd(
 ) -> None:
     """Add out_mul_grad . fn + 2 * x * sqrsum_grad to ``x_grad``, and write out_mul_grad^T . x into ``fn_grad``; None leaves one out.
 
-    Without ``accumulate`` x_grad is overwritten. out_mul_grad and fn are rounded to TF32, ties away from zero; sums are float32, in an
-    order that the shapes and the arch decide; x_grad is rounded once.
+    Without ``accumulate`` x_grad is overwritten. For x_grad out_mul_grad and fn are rounded to TF32, ties away from zero, for
+    fn_grad out_mul_grad is taken as the sum of two bfloat16; sums are float32, in an order that the shapes decide; x_grad is rounded once.
     Shapes: out_mul_grad (n, g, 24), sqrsum_grad (n, g), x and x_grad (n, K), fn and fn_grad (24, K); without rows fn_grad is 0.
     Dtypes: x and x_grad bfloat16, the others float32.  Layout: as ``mhc_pre_norm_fn_mul_fwd``, x_grad as x.
     Raises: ArgumentError, NoVariantError, LaunchError.
@@ -72,9 +73,15 @@ def mhc_pre_norm_fn_mul_bwd(
 
 def fn_partials(x: torch.Tensor, fn: torch.Tensor, wanted: bool) -> torch.Tensor:
     """Return room for the partial sums of fn's gradient, by range of tokens; without columns where it is not ``wanted``."""
-    column_ctas = max(1, x.shape[-1] // _CTA_COLUMNS)
-    ranges = max(1, min(-(-_WANTED_CTAS // column_ctas), -(-x.shape[0] // _CTA_TOKENS)))
-    return torch.empty((ranges, fn.shape[0], fn.shape[1] if wanted else 0), dtype=torch.float32, device=x.device)
+    ranges = max(1, min(_full_ranges(max(1, x.shape[-1] // _CTA_COLUMNS)), -(-x.shape[0] // _CTA_TOKENS)))
+    return fn.new_empty((ranges, fn.shape[0], fn.shape[1] if wanted else 0), dtype=torch.float32)
+
+
+def _full_ranges(column_ctas: int) -> int:
+    """The fewest ranges of tokens that leave about as few places empty in the last filling as any number does."""
+    used = {filling: filling * _PLACES // column_ctas for filling in _FILLINGS}
+    share = {filling: ranges * column_ctas / (filling * _PLACES) for filling, ranges in used.items()}
+    return next(ranges for filling, ranges in used.items() if share[filling] >= max(share.values()) - 0.02)
 
 
 def mhc_reduce_partials_and_rmsnorm_fwd(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tkbuild.ops.mhc.shapes import STREAMS, rows, streams, tokens
+from tkbuild.ops.mhc.shapes import STREAMS, like, matrices, rows, streams, tokens
 from tkbuild.runtime.op import kernel_op
 
 __all__ = ["mhc_post_bwd", "mhc_post_fwd"]
@@ -13,7 +13,6 @@ _post = kernel_op("mhc.post")
 _post_bwd = kernel_op("mhc.post_bwd")
 
 _MIX = ((STREAMS, 1), (STREAMS,))
-_COMB = (STREAMS, STREAMS)
 
 
 def mhc_post_fwd(
@@ -37,7 +36,7 @@ def mhc_post_fwd(
         (),
         None if out is None else (streams("mhc.post", "out", out),),
     )
-    return result.view(residual.shape) if out is None else out
+    return like(result, residual) if out is None else out
 
 
 def mhc_post_bwd(
@@ -52,7 +51,7 @@ def mhc_post_bwd(
     kernel = "mhc.post_bwd"
     given = (*_viewed(kernel, x, residual, post_layer_mix, comb_res_mix), streams(kernel, "d_o", d_o))
     d_x, d_residual, d_post, d_comb = _post_bwd(given)
-    return d_x.view(x.shape), d_residual.view(residual.shape), d_post.view(post_layer_mix.shape), d_comb.view(comb_res_mix.shape)
+    return like(d_x, x), like(d_residual, residual), like(d_post, post_layer_mix), like(d_comb, comb_res_mix)
 
 
 def _viewed(
@@ -62,5 +61,5 @@ def _viewed(
         rows(kernel, "x", x),
         streams(kernel, "residual", residual.contiguous()),
         tokens(kernel, "post_layer_mix", post_layer_mix, *_MIX),
-        tokens(kernel, "comb_res_mix", comb_res_mix, _COMB).view(-1, *_COMB),
+        matrices(kernel, "comb_res_mix", comb_res_mix),
     )

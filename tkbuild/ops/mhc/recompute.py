@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import array
+import ctypes
+from collections.abc import Callable, Sequence
 
 import torch
 from torch.compiler import is_compiling
 
 from tkbuild.errors import ArgumentError
-from tkbuild.ops.mhc.shapes import STREAMS, rows, streams, tokens
+from tkbuild.ops.mhc.shapes import STREAMS, matrices, rows, streams, tokens
 from tkbuild.runtime.op import kernel_op
 
 __all__ = ["mhc_multilayer_recompute"]
@@ -54,23 +56,32 @@ def _launch(
     residual_list: Sequence[torch.Tensor],
 ) -> None:
     layers, posts = len(pre_mix_list), len(layer_output_list)
-    named = {
-        "pre_mix_list": [tokens(_KERNEL, "pre_mix_list", t, (STREAMS, 1), (STREAMS,)) for t in pre_mix_list],
-        "layer_output_list": [rows(_KERNEL, "layer_output_list", t) for t in layer_output_list],
-        "post_mix_list": [tokens(_KERNEL, "post_mix_list", t, (STREAMS, 1), (STREAMS,)) for t in post_mix_list],
-        "comb_mix_list": [
-            tokens(_KERNEL, "comb_mix_list", t, (STREAMS, STREAMS)).view(-1, STREAMS, STREAMS) for t in comb_mix_list
-        ],
-        "layer_input_list": [rows(_KERNEL, "layer_input_list", t) for t in layer_input_list],
-        "residual_list": [streams(_KERNEL, "residual_list", t) for t in residual_list],
-    }
-    _check_lengths(named, layers, posts)
-    for name, tensors in named.items():
-        _check_alike(name, tensors, initial_residual.device)
+    lists = (pre_mix_list, layer_output_list, post_mix_list, comb_mix_list, layer_input_list, residual_list)
+    _check_lengths(lists, layers, posts)
+    named = [(name, view, tensors) for (name, view), tensors in zip(_LISTS, lists, strict=True)]
     first = streams(_KERNEL, "initial_residual", initial_residual)
-    table = _table(list(named.values()), layers, initial_residual.device)
-    firsts = [tensors[0][None] if tensors else None for tensors in named.values()]
-    _recompute((first, *firsts, table), (), (layers, posts))
+    firsts = [view(_KERNEL, name, tensors[0]) if tensors else None for name, view, tensors in named]
+    device = initial_residual.get_device()
+    addresses = [_addresses(*of_list, device) for of_list in named]
+    table = _table(addresses, layers, initial_residual.device)
+    _recompute((first, *[None if t is None else t.unsqueeze(0) for t in firsts], table), (), (layers, posts))
+
+
+def _mix(kernel: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    return tokens(kernel, name, tensor, (STREAMS, 1), (STREAMS,))
+
+
+View = Callable[[str, str, torch.Tensor], torch.Tensor]
+_LISTS: tuple[tuple[str, View], ...] = (
+    ("pre_mix_list", _mix),
+    ("layer_output_list", rows),
+    ("post_mix_list", _mix),
+    ("comb_mix_list", matrices),
+    ("layer_input_list", rows),
+    ("residual_list", streams),
+)
+#: Of the lists that have a tensor for each layer; the others may have one less.
+_EVERY_LAYER = (0, 4)
 
 
 #: What a traced call goes through: addresses are known only when it runs.
@@ -80,10 +91,10 @@ _lists_op = torch.library.custom_op(
 _lists_op.register_fake(lambda *_args: None)
 
 
-def _check_lengths(lists: dict[str, list[torch.Tensor]], layers: int, posts: int) -> None:
-    wanted = {name: layers if name in ("pre_mix_list", "layer_input_list") else posts for name in lists}
-    if layers < 1 or posts not in (layers, layers - 1) or any(len(lists[name]) != count for name, count in wanted.items()):
-        lengths = ", ".join(f"{name} {len(tensors)}" for name, tensors in lists.items())
+def _check_lengths(lists: Sequence[Sequence[torch.Tensor]], layers: int, posts: int) -> None:
+    right = all(len(tensors) == (layers if place in _EVERY_LAYER else posts) for place, tensors in enumerate(lists))
+    if not right or layers < 1 or posts not in (layers, layers - 1):
+        lengths = ", ".join(f"{name} {len(tensors)}" for (name, _), tensors in zip(_LISTS, lists, strict=True))
         raise ArgumentError(
             f"{_KERNEL}: the lists have lengths {lengths}; expected L >= 1 of pre_mix_list and layer_input_list, and all L or all "
             "L - 1 of the others",
@@ -91,27 +102,35 @@ def _check_lengths(lists: dict[str, list[torch.Tensor]], layers: int, posts: int
         )
 
 
-def _check_alike(name: str, tensors: list[torch.Tensor], device: torch.device) -> None:
-    """The kernel checks the first tensor of a list; the others must be like it."""
+def _addresses(name: str, view: View, tensors: Sequence[torch.Tensor], device: int) -> list[int]:
+    """The addresses of a list's tensors. The kernel checks the first one; the others must be like it."""
+    result = []
     for tensor in tensors:
-        like = tensor.shape == tensors[0].shape and tensor.dtype == tensors[0].dtype and tensor.device == device
-        if not (like and tensor.is_contiguous() and tensor.data_ptr() % _ALIGNMENT == 0):
+        first, address = tensors[0], tensor.data_ptr()
+        alike = (
+            tensor.dtype == first.dtype and tensor.get_device() == device and tensor.is_contiguous() and address % _ALIGNMENT == 0
+        )
+        if not alike or (tensor.shape != first.shape and view(_KERNEL, name, tensor).shape != view(_KERNEL, name, first).shape):
             raise ArgumentError(
                 f"{_KERNEL}: {name} has a tensor {tensor.dtype} {tuple(tensor.shape)} with strides {tensor.stride()} on {tensor.device} at "
-                f"address {tensor.data_ptr():#x}, expected all {tensors[0].dtype} {tuple(tensors[0].shape)}, contiguous, on {device} and "
+                f"address {address:#x}, expected all {first.dtype} {tuple(first.shape)}, contiguous, on CUDA device {device} and "
                 f"at multiples of {_ALIGNMENT} bytes",
                 kernel=_KERNEL,
                 argument=name,
             )
+        result.append(address)
+    return result
 
 
-def _table(lists: list[list[torch.Tensor]], layers: int, device: torch.device) -> torch.Tensor:
+def _table(addresses: list[list[int]], layers: int, device: torch.device) -> torch.Tensor:
     """The addresses of each layer's tensors, 0 where it has none, on the device."""
-    addresses = [[tensors[layer].data_ptr() if layer < len(tensors) else 0 for tensors in lists] for layer in range(layers)]
+    shape = (layers, len(addresses))
+    by_layer = [of_list[layer] if layer < len(of_list) else 0 for layer in range(layers) for of_list in addresses]
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         # A graph would read host memory again at every replay; so the addresses become arguments of its kernels.
-        table = torch.zeros((layers, len(lists)), dtype=torch.int64, device=device)
-        torch._foreach_add_(list(table.flatten().unbind()), [address for row in addresses for address in row])
+        table = torch.zeros(shape, dtype=torch.int64, device=device)
+        torch._foreach_add_(list(table.flatten().unbind()), by_layer)
         return table
-    on_host = torch.tensor(addresses, dtype=torch.int64, pin_memory=device.type == "cuda")
+    on_host = torch.empty(shape, dtype=torch.int64, pin_memory=device.type == "cuda")
+    ctypes.memmove(on_host.data_ptr(), array.array("q", by_layer).tobytes(), on_host.nbytes)
     return on_host.to(device, non_blocking=True)

@@ -8,7 +8,7 @@ import torch
 
 from tkbuild.errors import ArgumentError
 
-__all__ = ["STREAMS", "rows", "streams", "tokens"]
+__all__ = ["STREAMS", "like", "matrices", "rows", "streams", "tokens"]
 
 #: The residual streams that the kernels are built for.
 STREAMS = 4
@@ -19,15 +19,33 @@ def tokens(kernel: str, name: str, tensor: torch.Tensor, *endings: tuple[int, ..
 
     Raises: ArgumentError for another shape, and for strides that cannot be viewed so.
     """
+    shape = tuple(tensor.shape)
     for ending in endings:
-        if tuple(tensor.shape[-len(ending) :]) == ending:
-            return _viewed(kernel, name, tensor, math.prod(tensor.shape[: -len(ending)]), math.prod(ending))
+        lead = len(shape) - len(ending)
+        if lead >= 0 and shape[lead:] == ending:
+            if lead == 1 and len(ending) == 1:
+                return tensor
+            return _viewed(kernel, name, tensor, math.prod(shape[:lead]), math.prod(ending))
     expected = " or ".join(f"(..., {', '.join(map(str, ending))})" for ending in endings)
     raise ArgumentError(f"{kernel}: {name} has shape {tuple(tensor.shape)}, expected {expected}", kernel=kernel, argument=name)
 
 
+def matrices(kernel: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """Return ``tensor`` (..., m, m) as (n, m, m). Raises: ArgumentError."""
+    if tensor.dim() == 3 and tensor.shape[1] == tensor.shape[2] == STREAMS:
+        return tensor
+    return tokens(kernel, name, tensor, (STREAMS, STREAMS)).view(-1, STREAMS, STREAMS)
+
+
+def like(tensor: torch.Tensor, model: torch.Tensor) -> torch.Tensor:
+    """Return ``tensor`` in the shape of ``model``, itself where it has that: a view costs more than the rest of a small call."""
+    return tensor if tensor.shape == model.shape else tensor.view(model.shape)
+
+
 def rows(kernel: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
     """Return ``tensor`` (..., H) as (n, H). Raises: ArgumentError."""
+    if tensor.dim() == 2:
+        return tensor
     if tensor.dim() < 1:
         raise ArgumentError(f"{kernel}: {name} has no dimensions, expected (..., H)", kernel=kernel, argument=name)
     return _viewed(kernel, name, tensor, math.prod(tensor.shape[:-1]), tensor.shape[-1])
@@ -35,14 +53,14 @@ def rows(kernel: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
 
 def streams(kernel: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
     """Return ``tensor`` (..., m, H) as (n, m, H). Raises: ArgumentError."""
+    if tensor.dim() == 3:
+        return tensor
     if tensor.dim() < 2:
         raise ArgumentError(f"{kernel}: {name} has {tensor.dim()} dimensions, expected (..., m, H)", kernel=kernel, argument=name)
     return _viewed(kernel, name, tensor, math.prod(tensor.shape[:-2]), *tensor.shape[-2:])
 
 
 def _viewed(kernel: str, name: str, tensor: torch.Tensor, *shape: int) -> torch.Tensor:
-    if tuple(tensor.shape) == shape:
-        return tensor
     try:
         return tensor.view(shape)
     except RuntimeError as exc:

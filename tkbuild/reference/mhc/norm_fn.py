@@ -9,8 +9,8 @@ import itertools
 
 import torch
 
-#: Columns that one step of the product takes; the split of a group's columns is in whole steps.
-STEP = 256
+#: Columns that are dealt out to splits together.
+BLOCK = 64
 _CHUNK_ROWS = 1 << 14
 _TF32_HALF, _TF32_MASK = 0x1000, ~0x1FFF
 
@@ -28,12 +28,12 @@ def round_to_tf32(x: torch.Tensor) -> torch.Tensor:
 def pre_norm_fn_mul(x: torch.Tensor, fn: torch.Tensor, *, num_groups: int, num_splits: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (out_mul, sqrsum): products of rows of ``x`` with those of ``fn``, and sums of squares, by group and by split.
 
-    The columns of a group are steps of 256; split s has those from s * steps // num_splits to (s + 1) * steps // num_splits.
+    The columns of a group are blocks of 64; split s has those from s * blocks // num_splits to (s + 1) * blocks // num_splits.
     Shapes: x (n, K), fn (24, K), K = num_groups * Kg -> out_mul (num_splits, n, num_groups, 24), sqrsum (num_splits, n, num_groups).
-    Dtypes: x bfloat16, fn (which is rounded to TF32) and results float32.
+    Dtypes: x bfloat16, fn and results float32.
     """
     bounds = _split_bounds(x.shape[1] // num_groups, num_splits)
-    weights = round_to_tf32(fn).double().unflatten(1, (num_groups, -1))
+    weights = fn.double().unflatten(1, (num_groups, -1))
     products = fn.new_zeros((num_splits, x.shape[0], num_groups, fn.shape[0]))
     squares = fn.new_zeros((num_splits, x.shape[0], num_groups))
     for first in range(0, x.shape[0], _CHUNK_ROWS):
@@ -61,11 +61,11 @@ def pre_norm_fn_mul_bwd(
 
     x_grad = out_mul_grad . fn + 2 * x * sqrsum_grad, with ``accumulate`` plus what was there; fn_grad = out_mul_grad^T . x, by group.
     Shapes: out_mul_grad (n, g, 24), sqrsum_grad (n, g), x and x_grad (n, K), fn and fn_grad (24, K).
-    Dtypes: x and x_grad bfloat16, the others float32; out_mul_grad and fn are rounded to TF32.
+    Dtypes: x and x_grad bfloat16, the others float32; for x_grad out_mul_grad and fn are rounded to TF32.
     """
     del num_partials  # the order of a sum that is taken in float64
     groups = out_mul_grad.shape[1]
-    grads = round_to_tf32(out_mul_grad).double()
+    grads, rounded = out_mul_grad.double(), round_to_tf32(out_mul_grad).double()
     weights = round_to_tf32(fn).double().unflatten(1, (groups, -1))
     result_x = None if x_grad is None else torch.empty_like(x_grad)
     total = weights.new_zeros(weights.shape)
@@ -74,7 +74,7 @@ def pre_norm_fn_mul_bwd(
         rows = x[chunk].double().unflatten(1, (groups, -1))
         total += torch.einsum("ngj,ngk->jgk", grads[chunk], rows)
         if x_grad is not None and result_x is not None:
-            rows_grad = torch.einsum("ngj,jgk->ngk", grads[chunk], weights) + 2 * rows * sqrsum_grad[chunk, :, None].double()
+            rows_grad = torch.einsum("ngj,jgk->ngk", rounded[chunk], weights) + 2 * rows * sqrsum_grad[chunk, :, None].double()
             old = x_grad[chunk].double() if accumulate else 0.0
             result_x[chunk] = (rows_grad.flatten(1) + old).to(x.dtype)
     result_fn = None if fn_grad is None else total.flatten(1).to(fn.dtype)
@@ -111,5 +111,5 @@ def reduce_partials_and_rmsnorm_bwd(
 
 
 def _split_bounds(columns: int, splits: int) -> list[int]:
-    steps = -(-columns // STEP)
-    return [min(s * steps // splits * STEP, columns) for s in range(splits + 1)]
+    blocks = -(-columns // BLOCK)
+    return [min(s * blocks // splits * BLOCK, columns) for s in range(splits + 1)]

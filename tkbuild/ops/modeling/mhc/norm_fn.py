@@ -82,8 +82,9 @@ def mhc_pre_norm_fn(
 ) -> torch.Tensor:
     """Return the mixes before a layer: products of the residual, normalised over all its streams, with the rows of ``fn``.
 
-    The residual is divided by the root of its mean square plus ``eps``, and multiplied with norm_weight if that is given. Products are
-    of TF32 numbers, ties of fn and norm_weight's product away from zero; sums are float32 over ``n_splits`` parts of the columns.
+    The residual is divided by the root of its mean square plus ``eps``, and multiplied with norm_weight if that is given. In products
+    fn times norm_weight is taken as the sum of two bfloat16, 17 or more significant bits; sums are float32 over ``n_splits`` parts of the
+    columns.
     Differentiable once with respect to ``residual``, ``fn`` and ``norm_weight``. With ``fuse_grad_acc``, where the backward pass has
     reached an ``mhc_post`` of the same residual, the gradient of the residual is added to that one in place, as if both had been
     returned, and the gradient left there is removed.

@@ -1,0 +1,24 @@
+// Bulk copies from global to shared memory, each of which arrives at a barrier there.
+namespace bulk {
+__device__ __forceinline__ unsigned shared_address(const void* shared) { return unsigned(__cvta_generic_to_shared(shared)); }
+
+// The calling thread may start copies right away; others wait once the CTA has synchronised.
+__device__ __forceinline__ void initialise(unsigned barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" :: "r"(barrier), "r"(arrivals) : "memory");
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+__device__ __forceinline__ void arrive(unsigned barrier, unsigned copied_bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" :: "r"(barrier), "r"(copied_bytes) : "memory");
+}
+// Addresses and bytes are multiples of 16.
+__device__ __forceinline__ void copy(unsigned shared, const char* global, unsigned bytes, unsigned barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+               :: "r"(shared), "l"(global), "r"(bytes), "r"(barrier) : "memory");
+}
+__device__ __forceinline__ void wait(unsigned barrier, unsigned parity) {
+  asm volatile("{ .reg .pred done;\n"
+               "again%=: mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
+               "@!done bra again%=; }" :: "r"(barrier), "r"(parity) : "memory");
+}
+}  // namespace bulk
