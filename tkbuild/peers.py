@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
@@ -24,14 +25,26 @@ def peer_thunk(kernel: str, api: ModuleType, call: Call) -> Thunk | None:
 
     None where ``api`` has no such function, or one that does not take the call's values.
     """
-    calls = _TORCH_CALLS if api.__name__ == "torch" else _FIRST_RELEASE_CALLS if _is_first_release(api) else _PUBLIC_CALLS
+    calls = _TORCH_CALLS if api.__name__ == "torch" else FIRST_RELEASE_CALLS if _is_first_release(api) else PUBLIC_CALLS
     make = calls.get(kernel)
     if make is None:
         return None
     try:
-        return make(api, list(call.input_views), call.values)
+        thunk = make(api, list(call.input_views), call.values)
     except AttributeError:
         return None
+    return thunk if thunk is not None and _fits(thunk) else None
+
+
+def _fits(thunk: Thunk) -> bool:
+    """Whether the function takes the arguments by number and name; a release may lack some."""
+    if not isinstance(thunk, functools.partial):
+        return True
+    try:
+        inspect.signature(thunk.func).bind(*thunk.args, **thunk.keywords)
+    except TypeError:
+        return False
+    return True
 
 
 def _is_first_release(api: ModuleType) -> bool:
@@ -56,6 +69,11 @@ def _token_flags(values: Mapping[str, Any]) -> dict[str, bool]:
 
 def _per_token_cast(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
     return functools.partial(api.quant.per_token_cast, tensors[0], values["fmt"], values["block"], **_token_flags(values))
+
+
+def _per_token_cast_stochastic(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
+    flags = {**_token_flags(values), "stochastic_cast": True}
+    return functools.partial(api.quant.per_token_cast, tensors[0], values["fmt"], values["block"], **flags)
 
 
 def _per_token_recast(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
@@ -411,7 +429,7 @@ def _engram_momentum_update(api: Any, tensors: Tensors, values: Mapping[str, Any
 
 
 def _engram_step_reduce(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
-    return functools.partial(api.engram.engram_sinkhorn_step_reduce, tensors[0], torch.empty_like(tensors[0][0]))
+    return functools.partial(api.engram.engram_sinkhorn_step_reduce, tensors[0], tensors[0].new_empty(tensors[0].shape[1:]))
 
 
 def _engram_finalize(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
@@ -425,11 +443,12 @@ def _apply_rotary(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thun
     return functools.partial(api.transform.apply_rotary, x, cache, **given)
 
 
-_PUBLIC_CALLS: dict[str, PeerCall] = {
+PUBLIC_CALLS: dict[str, PeerCall] = {
     "transpose.transpose": lambda api, t, v: functools.partial(api.transpose.transpose, t[0]),
     "transpose.batched_transpose": lambda api, t, v: functools.partial(api.transpose.batched_transpose, t[0]),
     "quant.per_token_cast": _per_token_cast,
     "quant.per_token_cast_and_cast_back": _per_token_cast_and_cast_back,
+    "quant.per_token_cast_stochastic": _per_token_cast_stochastic,
     "quant.per_token_cast_with_precomputed_sf": _per_token_cast_with_precomputed_sf,
     "quant.per_token_cast_with_sf_only": _per_token_cast_with_sf_only,
     "quant.per_token_recast": _per_token_recast,
@@ -524,6 +543,18 @@ def _swiglu_backward_mapped(api: Any, tensors: Tensors, values: Mapping[str, Any
     return functools.partial(backward, (x, x_sf), grad_out, weight, *maps, *settings)
 
 
+def _per_channel_cast_quantised_fused(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk | None:
+    if values["sf_format"] == "ue8m0":
+        return None
+    settings = values["block"], bool(values["round_sf"]), values["x_block"], tensors[2]
+    return functools.partial(api.quant.per_channel_cast_fused, (tensors[0], tensors[1]), "e4m3", *settings)
+
+
+def _engram_hash_of_text(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk | None:
+    *given, mask = tensors
+    return functools.partial(api.engram.engram_hash, *given) if mask is None else None
+
+
 def _engram_gate_fwd_apart(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk | None:
     x, k, v, weight, mask, dot, *_ = tensors
     given = x, k, v, weight, values["eps"], values["clamp_value"], dot is not None
@@ -535,12 +566,14 @@ def _engram_gate_bwd_apart(api: Any, tensors: Tensors, values: Mapping[str, Any]
     return functools.partial(api.engram.engram_gate_bwd, *given, values["clamp_value"]) if mask is None else None
 
 
-_FIRST_RELEASE_CALLS: dict[str, PeerCall] = {
-    **_PUBLIC_CALLS,
+FIRST_RELEASE_CALLS: dict[str, PeerCall] = {
+    **PUBLIC_CALLS,
     "moe.normalize_weight": _normalize_weight_in_order,
     "quant.per_row_cast": _per_row_cast,
     "quant.swiglu_forward_and_per_token_cast": _swiglu_forward_cast_mapped,
     "quant.swiglu_backward_mapped": _swiglu_backward_mapped,
+    "quant.per_channel_cast_quantised": _per_channel_cast_quantised_fused,
+    "engram.ngram_hash": _engram_hash_of_text,
     "engram.gate_fwd": _engram_gate_fwd_apart,
     "engram.gate_bwd": _engram_gate_bwd_apart,
 }
