@@ -96,7 +96,7 @@ def test_a_view_of_part_of_a_tensor() -> None:
 @pytest.mark.parametrize("size", [(), (3,), (3, 4, 5), (3, 0, 5)])
 def test_a_new_tensor_is_contiguous(size: tuple[int, ...]) -> None:
     made = new_empty(torch.empty(1), size, torch.bfloat16)
-    assert (made.shape, made.dtype, made.stride()) == (size, torch.bfloat16, op._contiguous_strides(size))
+    assert (made.shape, made.dtype, made.stride()) == (size, torch.bfloat16, op.contiguous_strides(size))
 
 
 @pytest.mark.parametrize("driver", [(13, 0), (13, 5), (14, 0)])

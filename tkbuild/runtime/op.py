@@ -62,11 +62,11 @@ def new_empty(like: torch.Tensor, size: tuple[int, ...], dtype: torch.dtype) -> 
     if is_traced(like) or not like.is_cuda or like.get_device() != _current_device():
         return torch.empty(size, dtype=dtype, device=like.device)
     size = tuple(size)  # torch.Size is refused
-    return _empty_on_current_device(size, _contiguous_strides(size), dtype)
+    return _empty_on_current_device(size, contiguous_strides(size), dtype)
 
 
 @functools.lru_cache(_MAX_CALL_PLANS)
-def _contiguous_strides(size: tuple[int, ...]) -> tuple[int, ...]:
+def contiguous_strides(size: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(math.prod(max(extent, 1) for extent in size[place + 1 :]) for place in range(len(size)))
 
 

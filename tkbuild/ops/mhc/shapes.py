@@ -1,17 +1,23 @@
-"""Leading dimensions of tokens, viewed as one."""
+"""Leading dimensions of tokens taken as one. Torch's own views cost more than the rest of a small call; they are made where one is traced
+or differentiated."""
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 
 import torch
 
 from tkbuild.errors import ArgumentError
+from tkbuild.runtime.op import contiguous_strides, is_traced, view_of
 
 __all__ = ["STREAMS", "like", "matrices", "rows", "streams", "tokens"]
 
 #: The residual streams that the kernels are built for.
 STREAMS = 4
+
+_MAX_LAYOUTS = 4096
 
 
 def tokens(kernel: str, name: str, tensor: torch.Tensor, *endings: tuple[int, ...]) -> torch.Tensor:
@@ -19,27 +25,35 @@ def tokens(kernel: str, name: str, tensor: torch.Tensor, *endings: tuple[int, ..
 
     Raises: ArgumentError for another shape, and for strides that cannot be viewed so.
     """
-    shape = tuple(tensor.shape)
+    shape = tensor.shape
     for ending in endings:
-        lead = len(shape) - len(ending)
-        if lead >= 0 and shape[lead:] == ending:
-            if lead == 1 and len(ending) == 1:
+        if shape[-len(ending) :] == ending:
+            if len(shape) == 2 and len(ending) == 1:
                 return tensor
-            return _viewed(kernel, name, tensor, math.prod(shape[:lead]), math.prod(ending))
+            return _folded(kernel, name, tensor, len(ending), True)
     expected = " or ".join(f"(..., {', '.join(map(str, ending))})" for ending in endings)
-    raise ArgumentError(f"{kernel}: {name} has shape {tuple(tensor.shape)}, expected {expected}", kernel=kernel, argument=name)
+    raise ArgumentError(f"{kernel}: {name} has shape {tuple(shape)}, expected {expected}", kernel=kernel, argument=name)
 
 
 def matrices(kernel: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
     """Return ``tensor`` (..., m, m) as (n, m, m). Raises: ArgumentError."""
-    if tensor.dim() == 3 and tensor.shape[1] == tensor.shape[2] == STREAMS:
-        return tensor
-    return tokens(kernel, name, tensor, (STREAMS, STREAMS)).view(-1, STREAMS, STREAMS)
+    shape = tensor.shape
+    if shape[-2:] != (STREAMS, STREAMS):
+        raise ArgumentError(
+            f"{kernel}: {name} has shape {tuple(shape)}, expected (..., {STREAMS}, {STREAMS})", kernel=kernel, argument=name
+        )
+    return tensor if len(shape) == 3 else _folded(kernel, name, tensor, 2, False)
 
 
 def like(tensor: torch.Tensor, model: torch.Tensor) -> torch.Tensor:
-    """Return ``tensor`` in the shape of ``model``, itself where it has that: a view costs more than the rest of a small call."""
-    return tensor if tensor.shape == model.shape else tensor.view(model.shape)
+    """Return ``tensor``, contiguous and of as many elements, in the shape of ``model``."""
+    shape = model.shape
+    if tensor.shape == shape:
+        return tensor
+    if tensor.requires_grad or is_traced(tensor):
+        return tensor.view(shape)
+    size = tuple(shape)
+    return view_of(tensor, size, contiguous_strides(size), 0)
 
 
 def rows(kernel: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -48,7 +62,7 @@ def rows(kernel: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     if tensor.dim() < 1:
         raise ArgumentError(f"{kernel}: {name} has no dimensions, expected (..., H)", kernel=kernel, argument=name)
-    return _viewed(kernel, name, tensor, math.prod(tensor.shape[:-1]), tensor.shape[-1])
+    return _folded(kernel, name, tensor, 1, False)
 
 
 def streams(kernel: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -57,16 +71,40 @@ def streams(kernel: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     if tensor.dim() < 2:
         raise ArgumentError(f"{kernel}: {name} has {tensor.dim()} dimensions, expected (..., m, H)", kernel=kernel, argument=name)
-    return _viewed(kernel, name, tensor, math.prod(tensor.shape[:-2]), *tensor.shape[-2:])
+    return _folded(kernel, name, tensor, 2, False)
 
 
-def _viewed(kernel: str, name: str, tensor: torch.Tensor, *shape: int) -> torch.Tensor:
-    try:
-        return tensor.view(shape)
-    except RuntimeError as exc:
+def _folded(kernel: str, name: str, tensor: torch.Tensor, kept: int, joined: bool) -> torch.Tensor:
+    """``tensor`` with its dimensions before the last ``kept`` as one, and those last ones, too, if ``joined``."""
+    shape = tensor.shape
+    if is_traced(tensor):
+        tail = shape[len(shape) - kept :]
+        return tensor.view(math.prod(shape[: len(shape) - kept]), *((math.prod(tail),) if joined else tail))
+    layout = _layout(shape, tensor.stride(), kept, joined)
+    if layout is None:
         raise ArgumentError(
-            f"{kernel}: {name} has shape {tuple(tensor.shape)} and strides {tensor.stride()}, expected leading dimensions that can "
+            f"{kernel}: {name} has shape {tuple(shape)} and strides {tensor.stride()}, expected leading dimensions that can "
             "be viewed as one",
             kernel=kernel,
             argument=name,
-        ) from exc
+        )
+    return tensor.view(layout[0]) if tensor.requires_grad else view_of(tensor, *layout, 0)
+
+
+@functools.lru_cache(_MAX_LAYOUTS)
+def _layout(
+    shape: tuple[int, ...], strides: tuple[int, ...], kept: int, joined: bool
+) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Size and strides of a folded tensor, or None where its strides do not allow it."""
+    dims, lead = list(zip(shape, strides, strict=True)), len(shape) - kept
+    groups = [dims[:lead], dims[lead:]] if joined else [dims[:lead], *([dim] for dim in dims[lead:])]
+    size = tuple(math.prod(extent for extent, _ in group) for group in groups)
+    if math.prod(shape) == 0:
+        return size, contiguous_strides(size)
+    steps = []
+    for group, contiguous in zip(groups, contiguous_strides(size), strict=True):
+        moving = [(extent, stride) for extent, stride in group if extent > 1]
+        if any(outer != extent * stride for (_, outer), (extent, stride) in itertools.pairwise(moving)):
+            return None
+        steps.append(moving[-1][1] if moving else contiguous)
+    return size, tuple(steps)
