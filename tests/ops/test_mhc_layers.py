@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from tkbuild.errors import ArgumentError
 from tkbuild.ops.modeling import mhc as layers
@@ -190,6 +191,47 @@ def test_given_outputs(with_grad: bool) -> None:
     assert (x.grad is not None) == (pre.grad is not None) == with_grad
 
 
+def given_output(name: str, x: torch.Tensor, residual: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    pre, post_mix, comb = mixes_for(2, 3)
+    call: Callable[[], torch.Tensor] = {
+        "expand": lambda: layers.expand_to_mhc(x, M, out),
+        "post": lambda: layers.mhc_post(x, residual, post_mix, comb, out),
+        "apply": lambda: layers.mhc_pre_apply_mix(residual, pre, out),
+    }[name]
+    return call()
+
+
+@pytest.mark.parametrize("name", ["expand", "post", "apply"])
+def test_gradients_through_an_output_that_is_a_view(name: str) -> None:
+    shape = (2, 3, H) if name == "apply" else (2, 3, M, H)
+    grads, buffer = [], torch.zeros(2, *shape, dtype=BF16)
+    for out in (torch.zeros(shape, dtype=BF16), buffer[1]):
+        x, residual = leaves(random(2, 3, H), random(2, 3, M, H))
+        given_output(name, x, residual, out).float().square().sum().backward()
+        grads.append([t.grad for t in (x, residual) if t.grad is not None])
+    assert len(grads[0]) == len(grads[1]) == (2 if name == "post" else 1)
+    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+    assert torch.count_nonzero(buffer[0]) == 0
+    assert torch.count_nonzero(buffer[1]) > 0
+
+
+@pytest.mark.parametrize("name", ["expand", "post", "apply"])
+def test_an_output_on_an_input_is_refused_where_gradients_are_needed(name: str) -> None:
+    whole = random(2, 3, M, H)
+    x, residual = whole.view(-1)[: 2 * 3 * H].view(2, 3, H).requires_grad_(), whole
+    with pytest.raises(ArgumentError, match="out shares memory with an input"):
+        given_output(name, x, residual.requires_grad_(), whole.detach() if name != "apply" else x.detach())
+
+
+def test_checkpoints_and_what_is_saved_once() -> None:
+    x, residual = leaves(random(2, 3, H), random(2, 3, M, H))
+    _, post_mix, comb = mixes_for(2, 3)
+    out = checkpoint(lambda *t: layers.mhc_post(*t, post_mix, comb), x, residual, use_reentrant=False)
+    out.float().sum().backward()
+    assert x.grad is not None
+    assert residual.grad is not None
+
+
 def test_inputs_that_are_not_contiguous() -> None:
     x, residual = random(2, H, 3).mT, random(2, 3, H, M).mT
     pre, post_mix, comb = mixes_for(2, 3)
@@ -252,8 +294,8 @@ def test_gradients_of_a_residual(extra: tuple[int, ...], is_leaf: bool, passes: 
 def test_the_gradient_of_a_layer_is_shared(kernels: dict[str, StandIn], monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[bool] = []
 
-    def published(residual: torch.Tensor) -> Any:
-        grad = gradient_sharing.published_grad(residual)
+    def published(residual: torch.Tensor, edge: Any) -> Any:
+        grad = gradient_sharing.published_grad(residual, edge)
         found.append(grad is not None)
         return grad
 
@@ -262,6 +304,41 @@ def test_the_gradient_of_a_layer_is_shared(kernels: dict[str, StandIn], monkeypa
         residual = random(2, 3, M, H).requires_grad_() * 2
         chain(residual, lambda t: t, layers.mhc_pre_apply_mix, layers.mhc_post, extra).backward()
     assert found == [True, False]  # autograd replaced the gradient by its sum with another
+
+
+class Scaled(torch.autograd.Function):
+    """A view whose gradient is not handed on as it is."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad * 0.25
+
+
+def test_what_lies_between_two_layers_is_not_skipped() -> None:
+    def scaled(t: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = Scaled.apply(t)
+        return result
+
+    start = random(2, 3, M, H)
+    ours, theirs = leaves(start, start.double())
+    chain(ours, lambda t: t, lambda r, mix: layers.mhc_pre_apply_mix(scaled(r), mix), layers.mhc_post, ()).backward()
+    chain(theirs, lambda t: t, lambda r, mix: plain_apply(scaled(r), mix), plain_post, ()).backward()
+    torch.testing.assert_close(ours.grad.double(), theirs.grad, rtol=3e-2, atol=0.1)
+
+
+def test_leaves_on_the_same_memory_have_gradients_of_their_own() -> None:
+    first = random(2, 3, M, H).requires_grad_()
+    second = first.detach().requires_grad_()
+    pre, post_mix, comb = mixes_for(2, 3)
+    layers.mhc_post(layers.mhc_pre_apply_mix(second, pre), first, post_mix, comb).float().sum().backward()
+    wide = leaves(first.double(), second.double())
+    plain_post(plain_apply(wide[1], pre), wide[0], post_mix, comb).sum().backward()
+    close(first.grad, wide[0].grad)
+    close(second.grad, wide[1].grad)
 
 
 def test_a_gradient_of_an_earlier_pass_is_not_added_to() -> None:

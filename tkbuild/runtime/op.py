@@ -152,6 +152,16 @@ class KernelOp:
         """
         if is_traced(tensors[0]):
             return self._dispatch(tensors, static + scalars, outs)
+        return self.launch(tensors, static, scalars, outs)
+
+    def launch(
+        self,
+        tensors: tuple[Any, ...],
+        static: tuple[Any, ...],
+        scalars: tuple[Any, ...],
+        outs: tuple[torch.Tensor, ...] | None = None,
+    ) -> Result:
+        """Like a call, but of whatever type the tensors are: what ``torch.ops`` arrives at."""
         if self._is_simple:
             first = tensors[0]
             key: Any = (static, scalars if self._needs_scalars else None, first.dtype, first.shape, first.get_device())

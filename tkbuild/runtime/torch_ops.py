@@ -107,7 +107,7 @@ def _cuda_implementation(signature: KernelSignature) -> Implementation:
     op = kernel_op(signature.kernel)
 
     def implementation(*args: Any, **keywords: Any) -> Any:
-        return op(*_split(signature, args, keywords))
+        return op.launch(*_split(signature, args, keywords))
 
     return implementation
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.compiler import is_compiling
 
 from tkbuild.ops.mhc.shapes import rows, streams
+from tkbuild.ops.modeling.mhc.outputs import can_be_written
 from tkbuild.runtime.op import kernel_op
 
 __all__ = ["expand_from_embedding", "expand_to_mhc"]
@@ -31,9 +31,7 @@ class _ExpandToMhc(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, None, None]:
-        if not ctx.needs_input_grad[0]:
-            return None, None, None
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         return _expand_bwd((streams("mhc.expand_to_mhc_bwd", "the gradient", grad.contiguous()),)), None, None
 
 
@@ -42,11 +40,11 @@ def expand_to_mhc(hidden: torch.Tensor, mhc_mult: int, out: torch.Tensor | None 
 
     Differentiable once with respect to ``hidden``.
     Shapes: hidden (..., H) -> (..., mhc_mult, H), H a multiple of 8.  Dtypes: bfloat16.
-    Layout: ``out`` contiguous; rows of hidden contiguous, a multiple of 8 elements apart.
+    Layout: ``out`` contiguous and apart from hidden; rows of hidden contiguous, a multiple of 8 elements apart.
     Raises: ArgumentError, NoVariantError, LaunchError.
     """
     flat = rows("mhc.expand_to_mhc", "hidden", hidden)
-    if out is not None and not is_compiling():
+    if out is not None and can_be_written("mhc.expand_to_mhc", out, hidden):
         result: torch.Tensor = _ExpandToMhc.apply(flat, mhc_mult, out)  # type: ignore[no-untyped-call]
         return result
     copies: torch.Tensor = _ExpandToMhc.apply(flat, mhc_mult, None)  # type: ignore[no-untyped-call]

@@ -10,7 +10,7 @@ import torch
 from tkbuild.errors import ArgumentError
 from tkbuild.ops.mhc.norm_fn import fn_partials
 from tkbuild.ops.mhc.shapes import streams
-from tkbuild.ops.modeling.mhc.gradient_sharing import published_grad, withdraw_grad
+from tkbuild.ops.modeling.mhc.gradient_sharing import Edge, gradient_edge, published_grad, withdraw_grad
 from tkbuild.runtime.op import kernel_op
 
 __all__ = ["check_fn", "flat_streams", "mhc_pre_norm_fn", "with_norm_weight"]
@@ -47,8 +47,10 @@ class _PreNormFn(torch.autograd.Function):
     """Saves the inputs, their products and sums of squares; may add to the residual's gradient that ``mhc_post`` left."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, fn: torch.Tensor, eps: float, fuse_grad_acc: bool, n_splits: int) -> torch.Tensor:
-        ctx.norm = (x.shape[1], eps)
+    def forward(
+        ctx: Any, x: torch.Tensor, fn: torch.Tensor, eps: float, fuse_grad_acc: bool, n_splits: int, edge: Edge
+    ) -> torch.Tensor:
+        ctx.norm, ctx.edge = (x.shape[1], eps), edge
         out_mul, sqrsum, out = _normalise(_mul((x, fn), (), (1, n_splits)), (), ctx.norm)
         ctx.save_for_backward(x, fn, out_mul, sqrsum)
         ctx.fuse_grad_acc = fuse_grad_acc
@@ -61,7 +63,7 @@ class _PreNormFn(torch.autograd.Function):
         x, fn, out_mul, sqrsum = ctx.saved_tensors
         needs_x, needs_fn = ctx.needs_input_grad[:2]
         grads = _normalise_bwd((grad.contiguous(), out_mul, sqrsum), (), ctx.norm)
-        shared = published_grad(x) if needs_x and ctx.fuse_grad_acc else None
+        shared = published_grad(x, ctx.edge) if needs_x and ctx.fuse_grad_acc else None
         fresh = torch.empty_like(x) if needs_x and shared is None else None
         x_grad = fresh if shared is None else shared.view(x.shape)
         fn_grad = torch.empty_like(fn) if needs_fn else None
@@ -69,7 +71,7 @@ class _PreNormFn(torch.autograd.Function):
         _mul_bwd((*grads, x, fn, x_grad, fn_grad, partial), (), (partial.shape[0], int(shared is not None)))
         if shared is not None:
             withdraw_grad(x)
-        return fresh, fn_grad, None, None, None
+        return fresh, fn_grad, None, None, None, None
 
 
 def mhc_pre_norm_fn(
@@ -94,7 +96,8 @@ def mhc_pre_norm_fn(
     """
     x = flat_streams(_KERNEL, residual)
     merged = with_norm_weight(check_fn(_KERNEL, fn), norm_weight)
-    result: torch.Tensor = _PreNormFn.apply(x, merged, eps, fuse_grad_acc, n_splits)  # type: ignore[no-untyped-call]
+    settings = (eps, fuse_grad_acc, n_splits, gradient_edge(residual))
+    result: torch.Tensor = _PreNormFn.apply(x, merged, *settings)  # type: ignore[no-untyped-call]
     return result.view(*residual.shape[:-2], fn.shape[0])
 
 

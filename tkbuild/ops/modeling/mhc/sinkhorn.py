@@ -27,9 +27,7 @@ class _SinkhornNormalize(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, None, None]:
-        if not ctx.needs_input_grad[0]:
-            return None, None, None
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         (x,) = ctx.saved_tensors
         return _sinkhorn_bwd((grad_output.contiguous(), x), (), (ctx.repeat, ctx.eps)), None, None
 
