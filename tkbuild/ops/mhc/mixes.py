@@ -69,10 +69,10 @@ def mhc_head_compute_mix_bwd(
         )
     grad, mix = tokens(kernel, "output_mix_grad", output_mix_grad, *_MIX), tokens(kernel, "input_mix", input_mix, *_MIX)
     sums, out = (mhc_scale_grad_partial, mhc_base_grad_partial), tokens(kernel, "input_mix_grad", input_mix_grad, *_MIX)
-    if mix.shape[0] == 0:
+    _head_bwd((grad, mix, mhc_scale, mhc_base, *sums), (), (), (out,))
+    if mix.shape[0] == 0:  # nothing was launched
         for partial in sums:
             partial.zero_()
-    _head_bwd((grad, mix, mhc_scale, mhc_base, *sums), (), (), (out,))
 
 
 def mhc_pre_split_mixes_fwd(
@@ -133,12 +133,12 @@ def mhc_pre_split_mixes_bwd(
         mixes,
         tokens(kernel, "post_layer_mix", post_layer_mix, *_MIX),
     )
-    if mixes.shape[0] == 0:
-        for total in (mhc_scale_grad, mhc_base_grad):
-            total.zero_()
     partial = partial_sums(mixes)
     outs = (tokens(kernel, "input_mixes_grad", input_mixes_grad, *_ALL), mhc_scale_grad, mhc_base_grad)
     _split_bwd((*given, mhc_scale, mhc_base, partial), (), (partial.shape[0], mhc_post_mult_value), outs)
+    if mixes.shape[0] == 0:  # nothing was launched
+        for total in (mhc_scale_grad, mhc_base_grad):
+            total.zero_()
 
 
 def partial_sums(mixes: torch.Tensor) -> torch.Tensor:
