@@ -101,7 +101,7 @@ def test_a_part_of_a_project_becomes_a_wheel_that_answers_for_no_profile(tmp_pat
     chosen = ["mine.scale-f32-*", "--arch", "sm_90a", "--specs", tmp_path / "kernel_specs", "--store", tmp_path / "store"]
     output("compile", *chosen)
     made = json.loads(output("package", *chosen, "--out", tmp_path / "dist", "--json"))
-    assert Path(made["wheel"]).name == f"tkbuild_kernels_sm90a-{TKBUILD_VERSION}+partial-py3-none-any.whl"
+    assert Path(made["wheel"]).name == f"tkbuild_kernels_sm90a-{TKBUILD_VERSION}.dev0+partial-py3-none-any.whl"
     with zipfile.ZipFile(made["wheel"]) as wheel:
         manifest, checks = (json.loads(wheel.read(f"tkbuild_kernels_sm90a/{name}")) for name in ("manifest.json", CHECKS_NAME))
     assert [variant["id"] for variant in manifest["variants"]] == ["mine.scale-f32-sm_90a"]
@@ -288,7 +288,7 @@ def test_an_unchanged_build_is_not_planned_again(
     ("cases", "failures", "text"),
     [
         (3, (), "t.k-a-sm_90a  ok, 3 cases"),
-        (0, (), "t.k-a-sm_90a  DID NOT RUN: no case of its spec selects it; add one to verify.cases, or try --large"),
+        (0, (), "t.k-a-sm_90a  DID NOT RUN: its spec has no reference, or no case that selects it; add one, or try --large"),
         (3, (CaseFailure({"T": 2}, "out differs"),), "t.k-a-sm_90a  WRONG in 1 of 3 cases (seed 7)\n    T=2\n    out differs"),
     ],
 )

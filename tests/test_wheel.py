@@ -257,7 +257,8 @@ def test_malformed_reports_are_refused(tmp_path: Path, report: Any) -> None:
         ("0.1.7", ("0.1", "0.2")),
         ("1.4.2", ("1.4", "1.5")),
         ("0.2.0rc1", ("0.2.0rc1", "0.3")),
-        ("0.1.0+partial", ("0.1", "0.2")),
+        ("0.1.0+local", ("0.1", "0.2")),
+        ("0.1.0.dev0+partial", ("0.1.0.dev0", "0.2")),
     ],
 )
 def test_compatible_versions(version: str, range_: tuple[str, str]) -> None:

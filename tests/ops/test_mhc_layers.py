@@ -253,6 +253,7 @@ def test_second_derivatives_are_refused() -> None:
         lambda: layers.mhc_pre_split_mixes(torch.zeros(2, 12), torch.ones(3), torch.zeros(24), M, 1.0, 0.0),
         lambda: layers.mhc_head_compute_mix(torch.zeros(2, 8), torch.ones(1), torch.zeros(4), 0.0),
         lambda: layers.mhc_post(random(2, H), random(2, M, H), torch.zeros(2, M), torch.zeros(2, 16)),
+        lambda: layers.mhc_post(random(3, 2, H), random(2, 3, M, H), *mixes_for(2, 3)[1:]),
         lambda: layers.mhc_pre_apply_mix(random(2, M, H), torch.zeros(2, 2)),
         lambda: layers.mhc_pre_apply_mix(random(H), torch.zeros(4)),
     ],

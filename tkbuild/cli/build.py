@@ -25,6 +25,8 @@ from tkbuild.versions import TKBUILD_VERSION
 from tkbuild.wheel import DEFAULT_MAX_BYTES, DEFAULT_NAME, PackagedVariant, WheelRequest, load_verified, write_wheel
 
 VERIFIED_FOLDER = "verified"
+#: Of wheels that hold a part of a profile: before the whole one in every order of versions.
+PARTIAL_VERSION = f"{TKBUILD_VERSION}.dev0+partial"
 
 
 def plan_build(
@@ -44,9 +46,9 @@ def plan_build(
 @store_option
 @remote_option
 @cuda_home_option
-@click.option("--out", type=click.Path(path_type=Path), default=Path("dist"), show_default=True, help="Folder for the wheels.")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder for the wheels.  [default: dist, with patterns dist/partial]")
 @click.option("--name", default=DEFAULT_NAME, show_default=True, help="Distribution name; the arch is appended.")
-@click.option("--version", help=f"Version of the wheels.  [default: {TKBUILD_VERSION}, with patterns {TKBUILD_VERSION}+partial]")
+@click.option("--version", help=f"Version of the wheels.  [default: {TKBUILD_VERSION}, with patterns {PARTIAL_VERSION}]")
 @click.option("--max-bytes", default=DEFAULT_MAX_BYTES, show_default=True, help="Size budget of a wheel.")
 @json_option
 def package_command(
@@ -57,7 +59,7 @@ def package_command(
     store: str,
     remote: str | None,
     cuda_home: str | None,
-    out: Path,
+    out: Path | None,
     name: str,
     version: str | None,
     max_bytes: int,
@@ -65,8 +67,9 @@ def package_command(
 ) -> None:
     """Write one wheel per arch from the store; a variant that is not built is an error, never left out.
 
-    With patterns the wheels hold a part of the profile, and do not answer for it.
+    With patterns the wheels hold a part of the profile, and do not answer for it; installers take a whole wheel before them.
     """
+    folder = out or Path("dist/partial" if patterns else "dist")
     variants, plan, parts, tilelang = plan_build(lambda: selected(patterns, specs_dir, profile, archs), cuda_home)
     misfits: dict[str, TkbuildError] = {}
     built = load_built(plan, open_store(store, remote), misfits.__setitem__)
@@ -84,7 +87,7 @@ def package_command(
         requests.append(
             WheelRequest(
                 arch=arch,
-                version=version or (f"{TKBUILD_VERSION}+partial" if patterns else TKBUILD_VERSION),
+                version=version or (PARTIAL_VERSION if patterns else TKBUILD_VERSION),
                 wanted=[variant.id for variant in mine],
                 variants=[PackagedVariant.of(built[variant.id]) for variant in mine],
                 toolchain={"cuda": parts.release, "tilelang": tilelang.version, "host compiler": parts.host_release},
@@ -95,7 +98,7 @@ def package_command(
                 max_bytes=max_bytes,
             )
         )
-    for path in [write_wheel(request, out) for request in requests]:
+    for path in [write_wheel(request, folder) for request in requests]:
         size = path.stat().st_size
         if as_json:
             emit_json({"wheel": str(path), "bytes": size})

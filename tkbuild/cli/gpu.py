@@ -55,7 +55,7 @@ def verify_line(result: VariantReport) -> str:
     if result.is_verified:
         return f"{result.variant}  ok, {result.cases} cases"
     if not result.cases:
-        return f"{result.variant}  DID NOT RUN: no case of its spec selects it; add one to verify.cases, or try --large"
+        return f"{result.variant}  DID NOT RUN: its spec has no reference, or no case that selects it; add one, or try --large"
     first = result.failures[0]
     values = ", ".join(f"{name}={value}" for name, value in first.values.items())
     return f"{result.variant}  WRONG in {len(result.failures)} of {result.cases} cases (seed {result.seed})\n    {values}\n    {first.text}"

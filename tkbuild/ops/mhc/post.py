@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from tkbuild.errors import ArgumentError
 from tkbuild.ops.mhc.shapes import STREAMS, like, matrices, rows, streams, tokens
 from tkbuild.runtime.op import kernel_op
 
@@ -57,6 +58,11 @@ def mhc_post_bwd(
 def _viewed(
     kernel: str, x: torch.Tensor, residual: torch.Tensor, post_layer_mix: torch.Tensor, comb_res_mix: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
+    if x.shape[:-1] != residual.shape[:-2]:
+        raise ArgumentError(
+            f"{kernel}: x has shape {tuple(x.shape)} and residual {tuple(residual.shape)}, expected (..., H) and (..., {STREAMS}, H)",
+            kernel=kernel,
+        )
     return (
         rows(kernel, "x", x),
         streams(kernel, "residual", residual.contiguous()),

@@ -40,6 +40,8 @@ def apply_rotary(
         if key.dtype != query.dtype or (*key.shape[:-2], key.shape[-1]) != (*query.shape[:-2], query.shape[-1]):
             expected = f"{query.dtype} and, but for the heads, the shape of query, {tuple(query.shape)}"
             raise _wrong(f"key is {key.dtype} {tuple(key.shape)}", expected)
+        if not _is_readable(tensors[1], query.device):
+            tensors.reverse()  # the launcher refuses it before query is rotated
     rows = None if positions is None else _low_words(positions, query)
     if rows is None and not 0 <= seqlen_offset <= cos_sin_cache.shape[0] - tensors[0].shape[1]:
         raise _wrong(
@@ -54,6 +56,13 @@ def _batched(x: torch.Tensor, name: str) -> torch.Tensor:
     if x.dim() not in (3, 4):
         raise _wrong(f"{name} has {x.dim()} dimensions", "(T, heads, d) or (B, S, heads, d)")
     return x if x.dim() == 4 else x[None]
+
+
+def _is_readable(x: torch.Tensor, device: torch.device) -> bool:
+    *strides, last = x.stride()
+    if x.device != device or last != 1 or any(stride % 8 for stride in strides):
+        return False
+    return torch.compiler.is_compiling() or x.data_ptr() % 16 == 0
 
 
 def _low_words(positions: torch.Tensor, query: torch.Tensor) -> torch.Tensor:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from tkbuild.errors import ArgumentError
 from tkbuild.ops.mhc.shapes import STREAMS, rows, streams, tokens
 from tkbuild.ops.modeling.mhc.gradient_sharing import Edge, gradient_edge, publish_grad
 from tkbuild.ops.modeling.mhc.outputs import can_be_written
@@ -64,6 +65,11 @@ def mhc_post(
     contiguous is copied.
     Raises: ArgumentError, NoVariantError, LaunchError.
     """
+    if x.shape[:-1] != residual.shape[:-2]:
+        raise ArgumentError(
+            f"mhc_post: x has shape {tuple(x.shape)} and residual {tuple(residual.shape)}, expected (..., H) and (..., {STREAMS}, H)",
+            kernel="mhc.post",
+        )
     given = (
         rows("mhc.post", "x", x.contiguous()),
         streams("mhc.post", "residual", residual.contiguous()),
