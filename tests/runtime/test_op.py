@@ -12,8 +12,20 @@ from runtime.providers import cast_signature, write_provider
 
 from tkbuild.errors import ArgumentError, IntegrityError, LaunchError
 from tkbuild.expr import Expr
-from tkbuild.runtime import op
-from tkbuild.runtime.op import Allocation, CallPlan, KernelOp, allocations, bind, call_axes, check_driver, load, new_empty, view_of
+from tkbuild.runtime import op, torch_ops
+from tkbuild.runtime.op import (
+    Allocation,
+    CallPlan,
+    KernelOp,
+    allocations,
+    bind,
+    call_axes,
+    check_driver,
+    kernel_op,
+    load,
+    new_empty,
+    view_of,
+)
 from tkbuild.runtime.registry import InstalledVariant, read_registry
 from tkbuild.signature import ArgSpec, DtypeRule
 
@@ -97,6 +109,26 @@ def test_a_view_of_part_of_a_tensor() -> None:
 def test_a_new_tensor_is_contiguous(size: tuple[int, ...]) -> None:
     made = new_empty(torch.empty(1), size, torch.bfloat16)
     assert (made.shape, made.dtype, made.stride()) == (size, torch.bfloat16, op.contiguous_strides(size))
+
+
+class Weight(torch.nn.Parameter):
+    """As frameworks derive theirs: torch hands it to an op's implementation as it is."""
+
+
+def test_a_subclass_of_a_tensor_is_dispatched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    signature = replace(cast_signature(), kernel="quant.cast_of_a_subclass")
+    one = kernel_op(signature.kernel)
+    implementation = torch_ops._cuda_implementation(signature)
+    launched, outs = [], (torch.empty(0),)
+    plan = CallPlan(lambda *given: launched.append(given), torch.device("cpu"), (), (), ())
+    monkeypatch.setattr(KernelOp, "signature", signature)
+    monkeypatch.setattr(one, "_plan", lambda *_given: plan)
+    monkeypatch.setattr(plan.__class__, "allocate", lambda _plan: outs)
+    one.keywords = ("block", "col_major", "round_sf")
+    one.dispatched = lambda *args, **keywords: implementation(*args, **keywords)
+    weight = Weight(torch.ones(4, 64))
+    assert one((weight,), (32, False), (1,)) is outs[0]
+    assert [given[0] is weight for given in launched] == [True]
 
 
 @pytest.mark.parametrize("driver", [(13, 0), (13, 5), (14, 0)])
