@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,8 +19,8 @@ from tkbuild.compile import Compiler, KernelResources, check_allowed, parse_reso
 from tkbuild.elf import parse_cubin
 from tkbuild.errors import CompileError, StepTimeoutError, ToolchainError
 from tkbuild.flags import compile_flags
-from tkbuild.frontend import CannotFork, nvcc_steps, split_headers, take_out_macros
-from tkbuild.toolchain import find, find_tilelang
+from tkbuild.frontend import CannotFork, build_fork_server, nvcc_steps, split_headers, take_out_macros
+from tkbuild.toolchain import ProcessGroups, find, find_tilelang
 from tkbuild.workfolder import work_folder
 
 SM_90A, SM_100A = TargetArch.parse("sm_90a"), TargetArch.parse("sm_100a")
@@ -209,6 +213,23 @@ def test_shared_headers_and_folders_change_no_bit(arch: TargetArch, tmp_path: Pa
     facts = parse_cubin(cubins[True][0])
     assert (facts.arch, facts.kernels, facts.has_ptx) == (str(arch), ("kernel_kernel",), False)
     assert str(tmp_path).encode() not in cubins[True][0]
+
+
+@pytest.mark.toolchain
+def test_the_front_end_has_neither_random_addresses_nor_time(tmp_path: Path) -> None:
+    """Both had decided on the code of a kernel."""
+    library = build_fork_server(tmp_path, find().host_compiler, dict(os.environ), ProcessGroups())
+    program = "import time; print(time.time(), time.monotonic(), time.process_time(), open('/proc/self/personality').read())"
+    env = {**os.environ, "LD_PRELOAD": str(library)}
+    told = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)
+    *times, personality = told.stdout.split()
+    assert times == ["0.0"] * 3
+    may_fix = subprocess.run(["setarch", "-R", "true"], check=False).returncode == 0 if shutil.which("setarch") else False
+    assert bool(int(personality, 16) & 0x40000) or not may_fix
+    with work_folder() as folder:
+        compiler = Compiler(find(), find_tilelang().include_dirs, folder)
+        assert compiler._front_end_env()["LD_PRELOAD"].endswith("forkserver.so")
+        compiler.close()
 
 
 @pytest.mark.toolchain

@@ -96,7 +96,8 @@ class Compiler:
         steps = self._steps_for(arch, flags)
         log = ""
         for command in (steps.preprocess, steps.front_end, steps.assemble):
-            finished = run(command, timeout_s=timeout_s, cwd=folder, env=self._env, groups=self._groups)
+            env = self._front_end_env() if command is steps.front_end else self._env
+            finished = run(command, timeout_s=timeout_s, cwd=folder, env=env, groups=self._groups)
             log += finished.stdout + finished.stderr
             if finished.returncode:
                 break
@@ -130,9 +131,20 @@ class Compiler:
             raise CompileError(f"nvcc refuses its flags:\n{finished.stderr}", log=finished.stderr, flags=flags)
         return nvcc_steps(finished.stderr)
 
-    def _start_server(self, steps: NvccSteps, headers: str) -> HeaderServer:
+    def _front_end_env(self) -> dict[str, str]:
+        """That of a cicc whose clock stands still, where the host allows it."""
+        try:
+            return {**self._env, "LD_PRELOAD": str(self._fork_server())}
+        except CannotFork:
+            return self._env
+
+    def _fork_server(self) -> Path:
         compiler = self._toolchain.host_compiler
-        library = self._library.get(lambda: build_fork_server(self._folder, compiler, self._env, self._groups))
+        built: Path = self._library.get(lambda: build_fork_server(self._folder, compiler, self._env, self._groups))
+        return built
+
+    def _start_server(self, steps: NvccSteps, headers: str) -> HeaderServer:
+        library = self._fork_server()
         folder = self._folder / f"headers-{next(self._numbers)}"
         folder.mkdir()
         return HeaderServer(steps, headers, folder, library, self._env, self._groups)

@@ -10,6 +10,9 @@
  *     done P STATUS     it ended; STATUS as waitpid gives it
  *
  * It ends when stdin does, and its children end with it.
+ *
+ * A process that it is preloaded into starts again without random addresses, where the kernel allows that, and its clocks stand
+ * still: the order in which cicc goes through what it has at addresses, and how long it takes, decided on the code of a kernel.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -22,10 +25,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/personality.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/stat.h>
+#include <sys/time.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 enum { PATH_BYTES = 2 * PATH_MAX, SETUP_FAILED = 113 };
@@ -106,6 +112,27 @@ static void serve_at(const char *path) {
   snprintf(server_folder, sizeof server_folder, "%s", point);
   *strrchr(server_folder, '/') = 0;
   serve();
+}
+
+__attribute__((constructor)) static void fix_addresses(int count, char **arguments, char **environment) {
+  (void)count;
+  int now = personality(0xFFFFFFFF);
+  if (now < 0 || (now & ADDR_NO_RANDOMIZE) || personality(now | ADDR_NO_RANDOMIZE) < 0) return;
+  if (personality(0xFFFFFFFF) & ADDR_NO_RANDOMIZE) execve("/proc/self/exe", arguments, environment);
+}
+
+clock_t clock(void) { return 0; }
+
+int clock_gettime(clockid_t which, struct timespec *now) {
+  (void)which;
+  *now = (struct timespec){0, 0};
+  return 0;
+}
+
+int gettimeofday(struct timeval *restrict now, void *restrict zone) {
+  (void)zone;
+  *now = (struct timeval){0, 0};
+  return 0;
 }
 
 #define REAL(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
