@@ -225,11 +225,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--losses", type=Path, required=True, help="JSON file of the losses: written, or with --plot read")
     parser.add_argument("--plot", type=Path, help="SVG file to draw the losses to")
-    parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=400, help="training steps of each run")
+    parser.add_argument("--seed", type=int, default=0, help="of the weights and of the text")
     given = parser.parse_args()
     if given.plot:
+        if not given.losses.is_file():
+            parser.error(f"{given.losses} is no file; train first, without --plot")
         return plot(json.loads(given.losses.read_text()), given.plot)
+    if given.steps < 1:
+        parser.error("--steps is less than 1")
+    if not torch.cuda.is_available():
+        parser.error("there is no CUDA device; training needs one, --plot does not")
+    given.losses.touch()  # tells now, not after the training, if it cannot be written
     data = batches(given.seed, given.steps, "cuda")
     losses = {"tkbuild": train(OurLayers(), given.seed, data), "references": train(ReferenceLayers(), given.seed, data)}
     given.losses.write_text(json.dumps({name: [round(x, 5) for x in values] for name, values in losses.items()}) + "\n")
