@@ -132,7 +132,7 @@ class Compiler:
         return nvcc_steps(finished.stderr)
 
     def _front_end_env(self) -> dict[str, str]:
-        """That of a cicc whose clock stands still, where the host allows it."""
+        """That of a cicc without random addresses and with its clocks standing still (forkserver.c), where the host allows it."""
         try:
             return {**self._env, "LD_PRELOAD": str(self._fork_server())}
         except CannotFork:

@@ -32,7 +32,7 @@ def mhc_post_fwd(
     Raises: ArgumentError, NoVariantError, LaunchError.
     """
     result: torch.Tensor = _post(
-        _viewed("mhc.post", x, residual, post_layer_mix, comb_res_mix),
+        folded_inputs("mhc.post", x, residual, post_layer_mix, comb_res_mix),
         (),
         (),
         None if out is None else (streams("mhc.post", "out", out),),
@@ -50,14 +50,15 @@ def mhc_post_bwd(
     Layout: as there; d_o contiguous.  Raises: ArgumentError, NoVariantError, LaunchError.
     """
     kernel = "mhc.post_bwd"
-    given = (*_viewed(kernel, x, residual, post_layer_mix, comb_res_mix), streams(kernel, "d_o", d_o))
+    given = (*folded_inputs(kernel, x, residual, post_layer_mix, comb_res_mix), streams(kernel, "d_o", d_o))
     d_x, d_residual, d_post, d_comb = _post_bwd(given)
     return like(d_x, x), like(d_residual, residual), like(d_post, post_layer_mix), like(d_comb, comb_res_mix)
 
 
-def _viewed(
+def folded_inputs(
     kernel: str, x: torch.Tensor, residual: torch.Tensor, post_layer_mix: torch.Tensor, comb_res_mix: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
+    """Return the tensors with their leading dimensions as one; ``residual`` is made contiguous. Raises: ArgumentError."""
     if x.shape[:-1] != residual.shape[:-2]:
         raise ArgumentError(
             f"{kernel}: x has shape {tuple(x.shape)} and residual {tuple(residual.shape)}, expected (..., H) and (..., {STREAMS}, H)",

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from tkbuild.errors import ArgumentError
-from tkbuild.ops.mhc.shapes import STREAMS, rows, streams, tokens
+from tkbuild.ops.mhc.post import folded_inputs
+from tkbuild.ops.mhc.shapes import streams
 from tkbuild.ops.modeling.mhc.gradient_sharing import Edge, gradient_edge, publish_grad
 from tkbuild.ops.modeling.mhc.outputs import can_be_written
 from tkbuild.runtime.op import kernel_op
@@ -65,17 +65,8 @@ def mhc_post(
     contiguous is copied.
     Raises: ArgumentError, NoVariantError, LaunchError.
     """
-    if x.shape[:-1] != residual.shape[:-2]:
-        raise ArgumentError(
-            f"mhc_post: x has shape {tuple(x.shape)} and residual {tuple(residual.shape)}, expected (..., H) and (..., {STREAMS}, H)",
-            kernel="mhc.post",
-        )
-    given = (
-        rows("mhc.post", "x", x.contiguous()),
-        streams("mhc.post", "residual", residual.contiguous()),
-        tokens("mhc.post", "post_layer_mix", post_layer_mix.contiguous(), (STREAMS, 1), (STREAMS,)),
-        tokens("mhc.post", "comb_res_mix", comb_res_mix.contiguous(), (STREAMS, STREAMS)).view(-1, STREAMS, STREAMS),
-    )
+    mixes = (post_layer_mix.contiguous(), comb_res_mix.contiguous())
+    given = folded_inputs("mhc.post", x.contiguous(), residual, *mixes)
     edge = gradient_edge(residual)
     if out is not None and can_be_written("mhc.post", out, x, residual, post_layer_mix, comb_res_mix):
         result: torch.Tensor = _Post.apply(*given, out, edge)  # type: ignore[no-untyped-call]
