@@ -26,14 +26,18 @@ def table() -> list[tuple[str, int, int | None, dict[str, str]]]:
 
 
 def takes(spec: KernelSpec, hidden: int, axes: dict[str, str]) -> bool:
-    """Whether the spec's bounds and checks on the hidden size alone accept it, for every value of the other axes."""
+    """Whether the spec's bounds and checks on the hidden size alone accept it, for every value of the other axes.
+
+    axes: values of axes, or of scalars.
+    """
     bounds = {dim.name: dim for dim in spec.signature.bound_dims}["H"]
     if bounds.max is not None and hidden > bounds.max:
         return False
     names = [axis.name for axis in spec.signature.axes]
     choices = [[one for one in axis.values if str(one) == axes.get(axis.name, str(one))] for axis in spec.signature.axes]
+    scalars = {name: int(value) for name, value in axes.items() if name not in names}
     for values in itertools.product(*choices):
-        known = {**dict(zip(names, values, strict=True)), "H": hidden}
+        known = {**scalars, **dict(zip(names, values, strict=True)), "H": hidden}
         for check in spec.signature.checks:
             if "H" in check.require.names() and check.require.names() <= known.keys() and not check.require.evaluate(known):
                 return False

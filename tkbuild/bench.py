@@ -21,6 +21,7 @@ from tkbuild.cases import Call, make_call
 from tkbuild.checks import Bench, CaseValue
 from tkbuild.errors import ArgumentError
 from tkbuild.peers import Thunk, peer_thunk
+from tkbuild.runtime import get_pdl, set_pdl
 from tkbuild.runtime.op import kernel_op
 from tkbuild.runtime.registry import InstalledVariant, registry
 from tkbuild.verify import applicable_calls, read_checks
@@ -42,7 +43,8 @@ class Measurement:
 
     Times in microseconds of one call; ``gbytes_per_s`` counts the spec's bytes; ``copy_share`` is the time of a copy that
     moves as many bytes over ours; ``peer_ratio`` is the peer's device time over ours; ``peer_error`` says why the peer has none;
-    ``why`` is the spec's word for the workload, which tells apart calls that differ in their optional tensors only.
+    ``why`` is the spec's word for the workload, which tells apart calls that differ in their optional tensors only;
+    ``pdl`` says whether the calls were launched as programmatic dependents of each other (the copy never is).
     """
 
     variant: str
@@ -60,6 +62,7 @@ class Measurement:
     peer_ratio: float | None = None
     peer_error: str = ""
     why: str = ""
+    pdl: bool = False
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "workload": dict(self.workload)}
@@ -70,14 +73,36 @@ def bench(
     *,
     device: torch.device,
     peer: str | None = None,
+    pdl: bool = False,
     on_measurement: Callable[[Measurement], None],
 ) -> None:
     """Measure the workloads of ``variants`` on ``device``, handing on each as it is done.
 
     peer: ``tile_kernels`` (must be importable) or ``torch``; an operator the peer lacks has no peer figures.
+    pdl: launch as programmatic dependents, by the setting of that name, ours and the peer's where it has one.
     Raises: ArgumentError for an unknown or missing peer.
     """
     peer_api = _peer_module(peer)
+    settings: list[Callable[[bool], None]] = [set_pdl]
+    if peer_api is not None and hasattr(peer_api, "set_pdl"):
+        settings.append(peer_api.set_pdl)
+    before = get_pdl()
+    for setting in settings:
+        setting(pdl)
+    try:
+        _bench(variants, device, peer, peer_api, lambda found: on_measurement(replace(found, pdl=pdl)))
+    finally:
+        for setting in settings:
+            setting(before)
+
+
+def _bench(
+    variants: Sequence[InstalledVariant],
+    device: torch.device,
+    peer: str | None,
+    peer_api: ModuleType | None,
+    on_measurement: Callable[[Measurement], None],
+) -> None:
     checks = read_checks()
     for variant in variants:
         found = checks[variant.kernel]

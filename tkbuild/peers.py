@@ -52,6 +52,13 @@ def _is_first_release(api: ModuleType) -> bool:
     return api.__name__ == "tkbuild.ops.v1" or (api.__name__ == "tile_kernels" and hasattr(api, "transpose"))
 
 
+def _pair(tensors: Tensors) -> tuple[Any, Any]:
+    """Data and the one of the arguments for its scales that is given."""
+    data, *scales = tensors
+    (given,) = [sf for sf in scales if sf is not None]
+    return data, given
+
+
 def _scale_flags(values: Mapping[str, Any], col_major: bool) -> dict[str, bool]:
     """How all functions that make float32 or packed scales are told their kind and layout."""
     packed = values["sf_format"] == "ue8m0"
@@ -78,7 +85,7 @@ def _per_token_cast_stochastic(api: Any, tensors: Tensors, values: Mapping[str, 
 
 def _per_token_recast(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
     block, cast = (values["xm"], values["xk"]), api.quant.per_token_cast
-    return functools.partial(cast, tuple(tensors), values["fmt"], values["block"], block, **_token_flags(values))
+    return functools.partial(cast, _pair(tensors), values["fmt"], values["block"], block, **_token_flags(values))
 
 
 def _per_token_cast_with_sf_only(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
@@ -87,8 +94,9 @@ def _per_token_cast_with_sf_only(api: Any, tensors: Tensors, values: Mapping[str
 
 
 def _per_token_cast_with_precomputed_sf(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
-    cast, flags = api.quant.per_token_cast_with_precomputed_sf, {"use_e4m3_sf": True} if values["sf_format"] == "e4m3" else {}
-    return functools.partial(cast, tensors[0], values["fmt"], values["block"], tensors[1], **flags)
+    cast, flags = api.quant.per_token_cast_with_precomputed_sf, {"use_e4m3_sf": True} if tensors[1] is None else {}
+    x, sf = _pair(tensors)
+    return functools.partial(cast, x, values["fmt"], values["block"], sf, **flags)
 
 
 def _per_token_cast_and_cast_back(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
@@ -99,7 +107,7 @@ def _per_token_cast_and_cast_back(api: Any, tensors: Tensors, values: Mapping[st
 def _cast_back(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
     special = "e5m6" if values["data_format"] == "e5m6" else None
     return functools.partial(
-        api.quant.cast_back, (tensors[0], tensors[1]), _SHORT[values["out_dtype"]], (values["bm"], values["bk"]), special
+        api.quant.cast_back, _pair(tensors), _SHORT[values["out_dtype"]], (values["bm"], values["bk"]), special
     )
 
 
@@ -122,7 +130,8 @@ def _per_block_cast(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Th
 
 def _per_block_cast_with_sf_only(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
     block = (values["bm"], values["bk"])
-    return functools.partial(api.quant.per_block_cast_with_sf_only, tensors[0], values["fmt"], block, **_block_flags(values))
+    fmt = "e4m3" if values["largest"] == _E4M3_MAX else "e2m1"
+    return functools.partial(api.quant.per_block_cast_with_sf_only, tensors[0], fmt, block, **_block_flags(values))
 
 
 def _per_block_cast_with_precomputed_sf(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
@@ -133,7 +142,7 @@ def _per_block_cast_with_precomputed_sf(api: Any, tensors: Tensors, values: Mapp
 def _per_block_cast_lossless(api: Any, tensors: Tensors, values: Mapping[str, Any]) -> Thunk:
     old, new = (values["xm"], values["xk"]), (values["bm"], values["bk"])
     flags = _block_flags({**values, "round_sf": True})
-    return functools.partial(api.quant.per_block_cast_lossless, tuple(tensors), "e4m3", old, new, **flags)
+    return functools.partial(api.quant.per_block_cast_lossless, _pair(tensors), "e4m3", old, new, **flags)
 
 
 def _channels(api: Any, x: Any, pos_to_token: Any, values: Mapping[str, Any], num_per_channels: int | None) -> Thunk | None:

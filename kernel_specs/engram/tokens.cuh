@@ -48,7 +48,9 @@ __device__ __forceinline__ float sum_of_warp(const float (&values)[kStreams]) {
 // tokens are sent before the total of the one before is asked for. The order of the sums is the same everywhere.
 template <int kCluster, int kCtaWarps, int kSums, int kAhead = 0>
 struct Exchange {
-  static constexpr int kBarriers = kAhead + 1, kTurns = 2 * kBarriers, kRows = kSums * kStreams;
+  // A barrier is not used for two tokens in a row, so that nobody waits at one for which others have arrived again.
+  static constexpr int kBarriers = 2, kTurns = 2 * (kAhead + 1), kRows = kSums * kStreams;
+  static_assert(kAhead < kBarriers);
   float* slots;  // [kTurns][kSums][kStreams][kMaxWarps]
   unsigned barriers, sent = 0, received = 0;
   const Place<kCluster, kCtaWarps>& place;
@@ -72,6 +74,14 @@ struct Exchange {
       asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
     } else {
       __syncthreads();
+    }
+  }
+
+  // All threads of the CTA call it behind the last total(): no CTA of a cluster ends before what others wrote into it has arrived.
+  __device__ __forceinline__ void end() const {
+    if constexpr (kCluster > 1) {
+      asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+      asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
     }
   }
 

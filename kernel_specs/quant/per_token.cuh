@@ -117,13 +117,20 @@ __device__ __forceinline__ Scale scale_of(float amax, bool rounded) {
 template <Sf kSf>
 constexpr int kScaleBytes = kSf == Sf::kE4m3 ? 1 : 4;
 
-// The scale of block column `column` out of the element at `from` that holds it.
+// A scale as it lies in memory, of ue8m0 ones the byte, and its value.
 template <Sf kSf>
-__device__ __forceinline__ float load_scale(const char* from, int column) {
-  if constexpr (kSf == Sf::kE4m3) return e4m3_value(load_1(from));
-  const unsigned word = load_4(from);
-  return kSf == Sf::kUe8m0 ? ue8m0_value(word >> (8 * (column & 3)) & 255) : __uint_as_float(word);
+__device__ __forceinline__ unsigned load_raw_scale(const char* from) {
+  if constexpr (kSf == Sf::kF32) return load_4(from);
+  return load_1(from);
 }
+template <Sf kSf>
+__device__ __forceinline__ float scale_value(unsigned raw) {
+  if constexpr (kSf == Sf::kF32) return __uint_as_float(raw);
+  if constexpr (kSf == Sf::kE4m3) return e4m3_value(raw);
+  return ue8m0_value(raw);
+}
+template <Sf kSf>
+constexpr unsigned kRawOne = kSf == Sf::kF32 ? 0x3F800000u : kSf == Sf::kE4m3 ? 0x38u : 127u;
 
 // Where the scales of a lane's vectors are.
 struct ScalePlaces {
@@ -137,6 +144,19 @@ __device__ __forceinline__ ScalePlaces scale_places(const void* sf, i64 sf_row, 
   const int shift = block.shift + (kSf == Sf::kUe8m0 ? 2 : 0);
   char* base = const_cast<char*>(static_cast<const char*>(sf));
   return {base + (at.row * sf_row + (at.col >> shift) * sf_col) * kScaleBytes<kSf>, (kStep >> shift) * sf_col * kScaleBytes<kSf>};
+}
+
+// scale[v] = the given one at `place(v)`; 1 for vectors outside the tensor. All loads are issued before the first value is used.
+template <Sf kSf, class PlaceOf>
+__device__ __forceinline__ void load_scales(float (&scale)[kVectors], const Place& at, int H, PlaceOf place) {
+  unsigned raw[kVectors];
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    raw[v] = kRawOne<kSf>;
+    if (at.has(v, H)) raw[v] = load_raw_scale<kSf>(place(v));
+  }
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) scale[v] = scale_value<kSf>(raw[v]);
 }
 
 // Stores the scale of a lane's vector, once for each block; `inside`: the vector lies in the tensor. All lanes of the warp
@@ -215,19 +235,26 @@ __device__ __forceinline__ void scales_only(const void* x_base, void* sf, int T,
   }
 }
 
-template <class Input, class Format, Sf kSf>
-__device__ __forceinline__ void cast_by_scales(const void* x_base, const void* sf, void* out, int T, int H, i64 ld, i64 sf_row,
-                                               i64 sf_col, i64 ld_out, int block_columns) {
+template <Sf kSf>
+__device__ __forceinline__ void load_row_scales(float (&scale)[kVectors], const void* sf, i64 sf_row, i64 sf_col, const Place& at, int H,
+                                                Block block) {
+  const ScalePlaces places = scale_places<kSf>(sf, sf_row, sf_col, at, block);
+  load_scales<kSf>(scale, at, H, [&](int v) { return places.at(v); });
+}
+
+template <class Input, class Format>
+__device__ __forceinline__ void cast_by_scales(const void* x_base, const void* sf, const void* sf_e4m3, void* out, int T, int H,
+                                               i64 ld, i64 sf_row, i64 sf_col, i64 ld_out, int block_columns) {
   const Place at = place_of(T, false);
   leave_if(at.idle);
   Input x[kVectors];
   float scale[kVectors];
   load_vectors(x, static_cast<const char*>(x_base) + vector_offset<Input>(at, ld), at, H, aligned_to_32(x_base, ld * Input::kItem));
-  const ScalePlaces scales = scale_places<kSf>(sf, sf_row, sf_col, at, block_of(block_columns));
-#pragma unroll
-  for (int v = 0; v < kVectors; ++v) {
-    scale[v] = 1.0f;
-    if (at.has(v, H)) scale[v] = load_scale<kSf>(scales.at(v), 0);
+  // One branch for all vectors: with one for each, every load would wait for the one before.
+  if (sf_e4m3 != nullptr) {
+    load_row_scales<Sf::kE4m3>(scale, sf_e4m3, sf_row, sf_col, at, H, block_of(block_columns));
+  } else {
+    load_row_scales<Sf::kF32>(scale, sf, sf_row, sf_col, at, H, block_of(block_columns));
   }
   char* to = static_cast<char*>(out) + vector_offset<Codes<Format>>(at, ld_out);
 #pragma unroll
@@ -266,12 +293,24 @@ __device__ __forceinline__ void cast_and_cast_back(void* x_base, int T, int H, i
   }
 }
 
-// The input is data times x_sf, whose blocks have x_rows rows and x_columns columns, powers of two. The columns are at least those
-// of a vector, which so has one scale.
-template <class InFormat, Sf kXSf, class Format, Sf kSf>
-__device__ __forceinline__ void recast(const void* x_base, const void* x_sf, void* out, void* sf, int T, int H, i64 ld,
-                                       i64 x_sf_row, i64 x_sf_col, i64 ld_out, i64 sf_row, i64 sf_col, int x_rows, int x_columns,
-                                       int block_columns, bool rounded, float amax_min) {
+// The scales of vectors whose block columns are `column(v)`.
+template <Sf kSf, class Column>
+__device__ __forceinline__ void load_x_scales(float (&scale)[kVectors], const void* sf, i64 row, i64 sf_col, const Place& at, int H,
+                                              Column column) {
+  constexpr bool kPacked = kSf == Sf::kUe8m0;
+  const char* scales = static_cast<const char*>(sf) + row * kScaleBytes<kSf>;
+  load_scales<kSf>(scale, at, H, [&](int v) {
+    const int j = column(v);
+    return scales + (kPacked ? j >> 2 : j) * sf_col * kScaleBytes<kSf> + (kPacked ? j & 3 : 0);
+  });
+}
+
+// The input is data times x_sf, in the one format whose pointer is not null. Its blocks have x_rows rows and x_columns columns, powers
+// of two. The columns are at least those of a vector, which so has one scale.
+template <class InFormat, class Format, Sf kSf>
+__device__ __forceinline__ void recast(const void* x_base, const void* x_sf, const void* x_sf_packed, const void* x_sf_e4m3, void* out,
+                                       void* sf, int T, int H, i64 ld, i64 x_sf_row, i64 x_sf_col, i64 ld_out, i64 sf_row, i64 sf_col,
+                                       int x_rows, int x_columns, int block_columns, bool rounded, float amax_min) {
   constexpr bool kBounded = kSf != Sf::kE4m3;
   rounded = kSf == Sf::kUe8m0 || (kSf == Sf::kF32 && rounded);
   const Place at = place_of(T, turned<kSf>(sf_row, sf_col));
@@ -282,12 +321,13 @@ __device__ __forceinline__ void recast(const void* x_base, const void* x_sf, voi
   load_vectors(x, static_cast<const char*>(x_base) + vector_offset<Codes<InFormat>>(at, ld), at, H, false);
   const int x_shift = 31 - __clz(x_columns);
   const int x_row = at.row >> (31 - __clz(x_rows));
-  const char* x_scales = static_cast<const char*>(x_sf) + x_row * x_sf_row * kScaleBytes<kXSf>;
-#pragma unroll
-  for (int v = 0; v < kVectors; ++v) {
-    const int j = (at.col + v * kStep) >> x_shift, element = kXSf == Sf::kUe8m0 ? j >> 2 : j;
-    x_scale[v] = 0.0f;
-    if (at.has(v, H)) x_scale[v] = load_scale<kXSf>(x_scales + element * x_sf_col * kScaleBytes<kXSf>, j);
+  const auto x_column = [&](int v) { return (at.col + v * kStep) >> x_shift; };
+  if (x_sf_packed != nullptr) {
+    load_x_scales<Sf::kUe8m0>(x_scale, x_sf_packed, x_row * x_sf_row, x_sf_col, at, H, x_column);
+  } else if (x_sf_e4m3 != nullptr) {
+    load_x_scales<Sf::kE4m3>(x_scale, x_sf_e4m3, x_row * x_sf_row, x_sf_col, at, H, x_column);
+  } else {
+    load_x_scales<Sf::kF32>(x_scale, x_sf, x_row * x_sf_row, x_sf_col, at, H, x_column);
   }
   char* to = static_cast<char*>(out) + vector_offset<Codes<Format>>(at, ld_out);
   const ScalePlaces scales = scale_places<kSf>(sf, sf_row, sf_col, at, block);

@@ -141,4 +141,4 @@ def test_unpack_agrees_with_the_cast_back() -> None:
 def test_opcheck(dtype: torch.dtype) -> None:
     keywords = {"out_dtype": torch.bfloat16, "bm": 1, "bk": 128, "token_packed": 0}
     no_nan = data_of(5, 128, dtype).view(torch.uint8).fill_(0x11).view(dtype)  # a NaN equals no other
-    opcheck(torch.ops.tkbuild.cast_back, (no_nan, torch.rand(5, 1, device="cuda")), keywords)
+    opcheck(torch.ops.tkbuild.cast_back, (no_nan, torch.rand(5, 1, device="cuda"), None, None), keywords)

@@ -175,9 +175,9 @@ def test_lossless_keeps_every_value() -> None:
 
 OP_CALLS = {
     "per_block_cast": lambda x: ((x,), {"fmt": "e2m1", "sf_format": "ue8m0", "col_major": True, "bm": 32, "bk": 128}),
-    "per_block_cast_with_sf_only": lambda x: ((x,), {"fmt": "e4m3", "sf_format": "f32", "bm": 128, "bk": 128}),
+    "per_block_cast_with_sf_only": lambda x: ((x,), {"sf_format": "f32", "bm": 128, "bk": 128, "largest": 448.0}),
     "per_block_cast_with_precomputed_sf": lambda x: ((x, torch.ones(1, 2, device="cuda")), {"fmt": "e4m3", "bm": 128, "bk": 128}),
-    "per_block_cast_lossless": lambda _: (fp4(5, 256), {"sf_format": "f32", "xm": 1, "xk": 32, "bm": 1, "bk": 128}),
+    "per_block_cast_lossless": lambda _: ((*fp4(5, 256), None), {"sf_format": "f32", "xm": 1, "xk": 32, "bm": 1, "bk": 128}),
 }
 
 

@@ -289,13 +289,13 @@ OP_CALLS = {
     ),
     "precomputed": lambda x: (
         torch.ops.tkbuild.per_token_cast_with_precomputed_sf,
-        (x, torch.ones(7, 18, device="cuda")),
+        (x, torch.ones(7, 18, device="cuda"), None),
         {"fmt": "e2m1", "block": 32},
     ),
     "in place": lambda x: (torch.ops.tkbuild.per_token_cast_and_cast_back, (x,), {"fmt": "e2m1", "block": 32}),
     "recast": lambda x: (
         torch.ops.tkbuild.per_token_recast,
-        (x.to(E4M3), torch.ones(7, 18, device="cuda")),
+        (x.to(E4M3), torch.ones(7, 18, device="cuda"), None, None),
         {"fmt": "e2m1", "sf_format": "f32", "col_major": True, "xm": 1, "xk": 32, "block": 64},
     ),
     "rows": lambda x: (torch.ops.tkbuild.per_row_cast, (x,), {"fmt": "e5m6", "sf_format": "f32", "col_major": True}),

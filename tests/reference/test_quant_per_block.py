@@ -126,7 +126,10 @@ def test_scales_alone_and_no_rows() -> None:
     x = torch.randn(70, 192)
     for sf_format in ("f32", "ue8m0"):
         given = arguments(sf_format=sf_format, bm=128, bk=128, col_major=True)
-        assert torch.equal(quant.per_block_cast_with_sf_only(x, **given), quant.per_block_cast(x, **given)[1])
+        for fmt, largest in (("e4m3", 448.0), ("e2m1", 6.0)):
+            _, wanted = quant.per_block_cast(x, **given | {"fmt": fmt})
+            alone = {name: value for name, value in given.items() if name != "fmt"}
+            assert torch.equal(quant.per_block_cast_with_sf_only(x, **alone, largest=largest), wanted)
     data, sf = cast(torch.empty(0, 64), col_major=True)
     assert (data.shape, sf.shape, sf.stride()) == ((0, 64), (0, 2), (1, 0))
 

@@ -79,11 +79,12 @@ def _merge_reports(folder: Path, variants: Sequence[InstalledVariant], reports: 
 @patterns_argument
 @device_option
 @click.option("--peer", type=click.Choice(PEERS), help="Also time this package's version of each operator.")
+@click.option("--pdl", is_flag=True, help="Launch the calls as programmatic dependents of each other (`set_pdl`), the peer's too.")
 @click.option("--out", type=click.Path(path_type=Path), help="File for the results, one JSON object a line.")
 @click.option("--markdown", type=click.Path(path_type=Path), help="File for the results as a Markdown table.")
 @json_option
 def bench_command(
-    patterns: tuple[str, ...], device: int, peer: str | None, out: Path | None, markdown: Path | None, as_json: bool
+    patterns: tuple[str, ...], device: int, peer: str | None, pdl: bool, out: Path | None, markdown: Path | None, as_json: bool
 ) -> None:
     """Time installed kernels on a GPU against a copy of the same size, and against a peer."""
     variants = _on_device(patterns, device)
@@ -97,7 +98,7 @@ def bench_command(
             click.echo(_bench_line(result))
 
     try:
-        bench(variants, device=torch.device("cuda", device), peer=peer, on_measurement=show)
+        bench(variants, device=torch.device("cuda", device), peer=peer, pdl=pdl, on_measurement=show)
     finally:
         if out is not None:
             out.write_text("".join(json.dumps(result.to_json(), sort_keys=True) + "\n" for result in results), "utf-8")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from tkbuild.errors import ArgumentError
-from tkbuild.ops.quant.types import QuantTensor, block_of, pair_of
+from tkbuild.ops.quant.types import QuantTensor, block_of, by_format, pair_of
 from tkbuild.runtime.op import kernel_op
 
 _cast_back = kernel_op("quant.cast_back")
@@ -40,8 +40,11 @@ def cast_back(x: QuantTensor, fmt: str, x_block_size: tuple[int, int], x_special
             "float8_e4m3fn or int8",
             x_special_fmt=x_special_fmt,
         )
+    if data.dtype == torch.uint8 and sf.dtype == torch.float8_e4m3fn:
+        raise ArgumentError("quant.cast_back: sf is float8_e4m3fn with x_special_fmt='e5m6', expected float32 or int32")
     rows, columns = block_of("quant.cast_back", "x_block_size", x_block_size)
-    result: torch.Tensor = _cast_back((data, sf), (_BACK_DTYPES[fmt],), (rows, columns, _is_token_packed(data, sf, columns)))
+    tensors = (data, *by_format("quant.cast_back", "sf", sf))
+    result: torch.Tensor = _cast_back(tensors, (_BACK_DTYPES[fmt],), (rows, columns, _is_token_packed(data, sf, columns)))
     return result
 
 

@@ -6,13 +6,16 @@ import torch
 
 from tkbuild.errors import ArgumentError
 from tkbuild.ops.config import settings
-from tkbuild.ops.quant.types import QuantTensor, block_of, check_packed, pair_of
+from tkbuild.ops.quant.types import QuantTensor, block_of, by_format, check_packed, pair_of
 from tkbuild.runtime.op import kernel_op
 
 _per_block_cast = kernel_op("quant.per_block_cast")
 _with_sf_only = kernel_op("quant.per_block_cast_with_sf_only")
 _with_precomputed_sf = kernel_op("quant.per_block_cast_with_precomputed_sf")
 _lossless = kernel_op("quant.per_block_cast_lossless")
+
+_LARGEST = {"e4m3": 448.0, "e2m1": 6.0}
+_LOSSLESS_FORMATS = (torch.float32, torch.int32)
 
 
 def per_block_cast(
@@ -39,7 +42,7 @@ def per_block_cast(
     (1, rows rounded up to 4); a given sf keeps the strides it has.  Raises: ArgumentError, NoVariantError, LaunchError.
     """
     static, scalars = _how("per_block_cast", fmt, block_size, use_tma_aligned_col_major_sf, round_sf, use_packed_ue8m0)
-    result: QuantTensor = _per_block_cast((x,), static, scalars, out)
+    result: QuantTensor = _per_block_cast((x,), (fmt, *static), scalars, out)
     return result
 
 
@@ -57,7 +60,7 @@ def per_block_cast_with_sf_only(
     Shapes, dtypes and errors as there.
     """
     static, scalars = _how("per_block_cast_with_sf_only", fmt, block_size, use_tma_aligned_col_major_sf, round_sf, use_packed_ue8m0)
-    result: torch.Tensor = _with_sf_only((x,), static, scalars, None if out_sf is None else (out_sf,))
+    result: torch.Tensor = _with_sf_only((x,), static, (*scalars, _LARGEST[fmt]), None if out_sf is None else (out_sf,))
     return result
 
 
@@ -123,20 +126,21 @@ def per_block_cast_lossless(
     static = ("ue8m0" if use_packed_ue8m0 else "f32", use_tma_aligned_col_major_sf)
     name = "quant.per_block_cast_lossless"
     blocks = (*block_of(name, "x_block_size", x_block_size), *block_of(name, "out_block_size", out_block_size))
-    result: QuantTensor = _lossless(pair_of(name, x), static, blocks)
+    data, x_sf = pair_of(name, x)
+    result: QuantTensor = _lossless((data, *by_format(name, "x_sf", x_sf, _LOSSLESS_FORMATS)), static, blocks)
     return result
 
 
 def _how(
     function: str, fmt: str, block_size: tuple[int, int], col_major: bool, round_sf: bool, packed: bool
-) -> tuple[tuple[str, str, bool], tuple[int, int, bool, float]]:
-    """Return the static values and the scalars that the kernels with new scales take."""
+) -> tuple[tuple[str, bool], tuple[int, int, bool, float]]:
+    """Return the static values and the scalars that both kernels with new scales take."""
     _check(function, fmt, round_sf=round_sf, packed=packed)
     bm, bk = block_of(f"quant.{function}", "block_size", block_size)
-    return (fmt, "ue8m0" if packed else "f32", col_major), (bm, bk, round_sf, settings.clamps[fmt, False])
+    return ("ue8m0" if packed else "f32", col_major), (bm, bk, round_sf, settings.clamps[fmt, False])
 
 
 def _check(function: str, fmt: str, *, round_sf: bool, packed: bool) -> None:
-    if fmt not in ("e4m3", "e2m1"):
+    if fmt not in _LARGEST:
         raise ArgumentError(f"quant.{function}: fmt is {fmt!r}, expected 'e4m3' or 'e2m1'", fmt=fmt)
     check_packed(f"quant.{function}", round_sf, packed)

@@ -6,7 +6,7 @@ import torch
 
 from tkbuild.errors import ArgumentError
 from tkbuild.ops.config import settings
-from tkbuild.ops.quant.types import QuantTensor, block_of, check_packed, pair_of
+from tkbuild.ops.quant.types import QuantTensor, block_of, by_format, check_packed, pair_of
 from tkbuild.runtime.op import kernel_op
 
 _per_token_cast = kernel_op("quant.per_token_cast")
@@ -17,6 +17,7 @@ _with_precomputed_sf = kernel_op("quant.per_token_cast_with_precomputed_sf")
 _cast_and_cast_back = kernel_op("quant.per_token_cast_and_cast_back")
 
 _LARGEST = {"e4m3": 448.0, "e2m1": 6.0}
+_PRECOMPUTED_FORMATS = (torch.float32, torch.float8_e4m3fn)
 
 
 def per_token_cast(
@@ -73,8 +74,9 @@ def per_token_cast(
     elif stochastic_cast:
         raise ArgumentError("quant.per_token_cast: quantised input with stochastic_cast=True, expected bfloat16 or float32")
     else:
-        pair, x_block = pair_of("quant.per_token_cast", x), block_of("quant.per_token_cast", "x_block_size", x_block_size)
-        result = _recast(pair, static, (*x_block, *scalars), out)
+        data, x_sf = pair_of("quant.per_token_cast", x)
+        x_block = block_of("quant.per_token_cast", "x_block_size", x_block_size)
+        result = _recast((data, *by_format("quant.per_token_cast", "x_sf", x_sf)), static, (*x_block, *scalars), out)
     return result
 
 
@@ -136,7 +138,8 @@ def per_token_cast_with_precomputed_sf(
             f"quant.per_token_cast_with_precomputed_sf: sf is {sf.dtype} with use_e4m3_sf={use_e4m3_sf}, "
             "expected float32, or float8_e4m3fn with use_e4m3_sf=True"
         )
-    result: torch.Tensor = _with_precomputed_sf((x, sf), (fmt,), (num_per_channels,), None if out is None else (out,))
+    given = by_format("quant.per_token_cast_with_precomputed_sf", "sf", sf, _PRECOMPUTED_FORMATS)
+    result: torch.Tensor = _with_precomputed_sf((x, *given), (fmt,), (num_per_channels,), None if out is None else (out,))
     return result
 
 

@@ -129,9 +129,10 @@ def swiglu_backward_and_per_token_cast(
     _check_rows(name, data, psum_num_tokens_per_expert, topk_weights, routed_scaling_factor)
     extras = _gradient_buffers(data, width, torch.bfloat16, topk_weights, do_recompute)
     tensors = (data, x_sf, flat_rows(name, act_x_grad), topk_weights, psum_num_tokens_per_expert, *extras)
-    static = (num_per_channels, "ue8m0" if use_packed_ue8m0 else "f32", use_tma_aligned_col_major_sf)
+    static = ("ue8m0" if use_packed_ue8m0 else "f32", use_tma_aligned_col_major_sf)
     limit = limit_of(name, clamp_value)
-    scalars = (settings.token_alignment, _scaling(routed_scaling_factor), limit, round_sf, settings.clamps[_E4M3_F32])
+    weighting = (settings.token_alignment, _scaling(routed_scaling_factor))
+    scalars = (num_per_channels, *weighting, limit, round_sf, settings.clamps[_E4M3_F32])
     x_grad, quantised, sf = _backward_cast(tensors, static, scalars)
     return x_grad, (quantised, sf), *_given(extras)
 

@@ -7,9 +7,12 @@ from typing import Any
 import torch
 
 from tkbuild.errors import ArgumentError
+from tkbuild.runtime.op import dtype_name
 
 QuantTensor = tuple[torch.Tensor, torch.Tensor]
 """Quantised data with its scale factors."""
+FORMATS_OF_SCALES = (torch.float32, torch.int32, torch.float8_e4m3fn)
+"""The dtypes of float32, packed and e4m3 scales, in the order in which kernels that take any of them do."""
 _COLUMN_PITCH = 4
 
 
@@ -18,6 +21,16 @@ def pair_of(function: str, x: Any) -> QuantTensor:
     if not isinstance(x, (tuple, list)) or len(x) != 2 or not all(isinstance(part, torch.Tensor) for part in x):
         raise ArgumentError(f"{function}: x is a {type(x).__name__}, expected a pair of tensors (data, sf)")
     return x[0], x[1]
+
+
+def by_format(
+    function: str, name: str, sf: torch.Tensor, formats: tuple[torch.dtype, ...] = FORMATS_OF_SCALES
+) -> tuple[torch.Tensor | None, ...]:
+    """Return ``sf`` at the place of its dtype in ``formats`` and None at the others. Raises: ArgumentError for another dtype."""
+    if sf.dtype not in formats:
+        known = ", ".join(map(dtype_name, formats))
+        raise ArgumentError(f"{function}: {name} is {dtype_name(sf.dtype)}, expected one of {known}", argument=name)
+    return tuple([sf if sf.dtype == dtype else None for dtype in formats])
 
 
 def block_of(function: str, name: str, block: Any) -> tuple[int, int]:

@@ -4,23 +4,34 @@ from __future__ import annotations
 
 import torch
 
-from tkbuild.reference.quant.rules import canonical_nan, e2m1_values, expand, ue8m0_value, unpack_e2m1, unpack_ue8m0
+from tkbuild.reference.quant.rules import canonical_nan, e2m1_values, expand, given_scales, ue8m0_value, unpack_e2m1, unpack_ue8m0
 
 _GROUP_BYTES = 12
 _CODE_BITS = 12
 _WORD_MASK = 0xFFFFFFFF
 
 
-def cast_back(data: torch.Tensor, sf: torch.Tensor, *, out_dtype: str, bm: int, bk: int, token_packed: int = 0) -> torch.Tensor:
+def cast_back(
+    data: torch.Tensor,
+    sf: torch.Tensor | None,
+    sf_packed: torch.Tensor | None = None,
+    sf_e4m3: torch.Tensor | None = None,
+    *,
+    out_dtype: str,
+    bm: int,
+    bk: int,
+    token_packed: int = 0,
+) -> torch.Tensor:
     """Return data * sf, each sf covering ``bm`` rows and ``bk`` columns: rounded to float32, then to ``out_dtype``.
 
     Shapes: data (T, H), e2m1 (T, H / 2), e5m6 (T, 3 H / 2); sf (ceil(T / bm), ceil(H / bk)), packed words (.., ceil(H / bk / 4)),
     with ``token_packed`` (ceil(T / bm / 4), H); any strides.
-    Dtypes: data float8_e4m3fn, int8 of two e2m1 or uint8 of e5m6; sf float32, float8_e4m3fn or int32 of packed ue8m0; out_dtype
-    'bfloat16' or 'float32'. NaN results have all bits of exponent and mantissa set and no sign, as those of the GPU.
+    Dtypes: data float8_e4m3fn, int8 of two e2m1 or uint8 of e5m6; sf float32, float8_e4m3fn or int32 of packed ue8m0, as any
+    one of the three arguments; out_dtype 'bfloat16' or 'float32'. NaN results have all bits of exponent and mantissa set and no sign, as those of the GPU.
     """
     values = data_values(data)
-    product = values * expand(_scales(sf, bool(token_packed)), bm, bk, values.shape)
+    given = given_scales(sf, sf_packed, sf_e4m3)
+    product = values * expand(_scales(given, bool(token_packed)), bm, bk, values.shape)
     return canonical_nan(product.to(getattr(torch, out_dtype)))
 
 

@@ -12,6 +12,7 @@ from tkbuild.reference.quant.rules import (
     column_major,
     e2m1_values,
     expand,
+    given_scales,
     pack_e2m1,
     pack_ue8m0,
     power_of_two,
@@ -39,15 +40,15 @@ def per_block_cast(
     Dtypes: x bfloat16 or float32; data float8_e4m3fn or int8; sf float32 or int32.
     Layout: data contiguous; sf row-major, or with ``col_major`` strides (1, rows of sf rounded up to 4).
     """
-    fields, sf, inv = _scales(x, fmt, bm, bk, amax_min, rounded=sf_format == "ue8m0" or bool(round_sf))
+    fields, sf, inv = _scales(x, _LARGEST[fmt], bm, bk, amax_min, rounded=sf_format == "ue8m0" or bool(round_sf))
     return _codes(x.float() * expand(inv, bm, bk, x.shape), fmt), _stored(fields, sf, sf_format, col_major)
 
 
 def per_block_cast_with_sf_only(
-    x: torch.Tensor, *, fmt: str, sf_format: str, bm: int, bk: int, round_sf: int, amax_min: float, col_major: bool
+    x: torch.Tensor, *, sf_format: str, bm: int, bk: int, round_sf: int, amax_min: float, largest: float, col_major: bool
 ) -> torch.Tensor:
-    """Return the scales of ``per_block_cast``."""
-    fields, sf, _ = _scales(x, fmt, bm, bk, amax_min, rounded=sf_format == "ue8m0" or bool(round_sf))
+    """Return the scales of ``per_block_cast`` to a format whose greatest value is ``largest``."""
+    fields, sf, _ = _scales(x, largest, bm, bk, amax_min, rounded=sf_format == "ue8m0" or bool(round_sf))
     return _stored(fields, sf, sf_format, col_major)
 
 
@@ -58,7 +59,8 @@ def per_block_cast_with_precomputed_sf(x: torch.Tensor, sf: torch.Tensor, *, fmt
 
 def per_block_cast_lossless(
     data: torch.Tensor,
-    x_sf: torch.Tensor,
+    x_sf: torch.Tensor | None,
+    x_sf_packed: torch.Tensor | None = None,
     *,
     sf_format: str,
     xm: int,
@@ -74,10 +76,11 @@ def per_block_cast_lossless(
 
     Shapes: data (T, H / 2), two columns in a byte; x_sf (ceil(T / xm), ceil(H / xk)), packed (.., ceil(H / xk / 4)) ->
     data (T, H), sf likewise for bm x bk. Dtypes: data int8 -> float8_e4m3fn; scales float32, of which only the exponent
-    field counts, or int32. A new field of 0 is the float32 number 0.
+    field counts, or int32, as either of the two arguments. A new field of 0 is the float32 number 0.
     """
     values = e2m1_values(unpack_e2m1(data))
-    fields = unpack_ue8m0(x_sf) if x_sf.dtype == torch.int32 else (x_sf.view(torch.int32) >> 23) & 0xFF
+    given = given_scales(x_sf, x_sf_packed)
+    fields = unpack_ue8m0(given) if given.dtype == torch.int32 else (given.view(torch.int32) >> 23) & 0xFF
     columns = -(-values.shape[1] // xk)
     fields = fields[:, :columns]
     largest = block_amax(fields.float(), bm // xm, bk // xk).int()
@@ -88,9 +91,9 @@ def per_block_cast_lossless(
 
 
 def _scales(
-    x: torch.Tensor, fmt: str, bm: int, bk: int, amax_min: float, *, rounded: bool
+    x: torch.Tensor, largest: float, bm: int, bk: int, amax_min: float, *, rounded: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return scales(block_amax(x.float(), bm, bk), amax_min, rounded=rounded, largest=_LARGEST[fmt])
+    return scales(block_amax(x.float(), bm, bk), amax_min, rounded=rounded, largest=largest)
 
 
 def _codes(values: torch.Tensor, fmt: str) -> torch.Tensor:

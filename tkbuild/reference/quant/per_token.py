@@ -14,6 +14,7 @@ from tkbuild.reference.quant.rules import (
     column_major,
     e2m1_values,
     expand,
+    given_scales,
     pack_e2m1,
     pack_ue8m0,
     round_to_e2m1,
@@ -94,12 +95,15 @@ def per_token_cast_with_sf_only(
     return _laid_out(made.stored, col_major)
 
 
-def per_token_cast_with_precomputed_sf(x: torch.Tensor, sf: torch.Tensor, *, fmt: str, block: int) -> torch.Tensor:
+def per_token_cast_with_precomputed_sf(
+    x: torch.Tensor, sf: torch.Tensor | None, sf_e4m3: torch.Tensor | None = None, *, fmt: str, block: int
+) -> torch.Tensor:
     """Return the codes of x times 1 / sf, the quotient rounded to float32; products saturate.
 
-    Shapes: x (T, H), sf (T, ceil(H / block)), any strides. Dtypes: x bfloat16 or float32, sf float32 or float8_e4m3fn.
+    Shapes: x (T, H), sf (T, ceil(H / block)), any strides. Dtypes: x bfloat16 or float32, sf float32 or float8_e4m3fn, as either
+    of the two arguments.
     """
-    scale = sf.float()
+    scale = given_scales(sf, sf_e4m3).float()
     inv = torch.ones_like(scale) / scale
     return _codes(x.float() * expand(inv, 1, block, x.shape), fmt)
 
@@ -119,7 +123,9 @@ def per_token_cast_and_cast_back(
 
 def per_token_recast(
     x: torch.Tensor,
-    x_sf: torch.Tensor,
+    x_sf: torch.Tensor | None,
+    x_sf_packed: torch.Tensor | None = None,
+    x_sf_e4m3: torch.Tensor | None = None,
     *,
     fmt: str,
     sf_format: str,
@@ -135,10 +141,11 @@ def per_token_recast(
     The abs-max is that of the products, rounded to float32. An element is multiplied once, by the product of x_sf and inv.
 
     Shapes: x (T, H), in e2m1 (T, H / 2); x_sf (ceil(T / xm), ceil(H / xk)), packed words a quarter of the columns.
-    Dtypes: x float8_e4m3fn, or int8 of two e2m1 codes; x_sf float32, int32 of packed ue8m0, or float8_e4m3fn; any strides.
+    Dtypes: x float8_e4m3fn, or int8 of two e2m1 codes; x_sf float32, int32 of packed ue8m0, or float8_e4m3fn, as any
+    one of the three arguments; any strides.
     """
-    values = _values(x)
-    scale = ue8m0_value(unpack_ue8m0(x_sf)) if x_sf.dtype == torch.int32 else x_sf.float()
+    values, given = _values(x), given_scales(x_sf, x_sf_packed, x_sf_e4m3)
+    scale = ue8m0_value(unpack_ue8m0(given)) if given.dtype == torch.int32 else given.float()
     x_scale = expand(scale, xm, xk, values.shape)
     made = _scales(block_amax(values * x_scale, 1, block), amax_min, _LARGEST[fmt], sf_format, bool(round_sf))
     data = _codes(values * (x_scale * expand(made.inv, 1, block, values.shape)), fmt)

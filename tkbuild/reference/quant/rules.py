@@ -86,6 +86,12 @@ def unpack_ue8m0(words: torch.Tensor) -> torch.Tensor:
     return torch.stack([(words >> 8 * byte) & 0xFF for byte in range(_BYTES_PER_WORD)], dim=2).flatten(1)
 
 
+def given_scales(*formats: torch.Tensor | None) -> torch.Tensor:
+    """Return the one of a kernel's arguments for scales that is given, whose dtype says the format."""
+    (given,) = [sf for sf in formats if sf is not None]
+    return given
+
+
 def expand(scale: torch.Tensor, bm: int, bk: int, shape: tuple[int, ...]) -> torch.Tensor:
     """Return for each element of a (T, H) ``shape`` the scale of its block of ``bm`` rows and ``bk`` columns."""
     rows = torch.arange(shape[0], device=scale.device) // bm

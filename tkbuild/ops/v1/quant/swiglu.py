@@ -125,7 +125,7 @@ def swiglu_backward_and_per_token_cast(
     make = torch.empty if data.numel() else torch.zeros
     weight_grad = make(weight.shape, dtype=torch.float32, device=weight.device)
     tensors = (data, sf, flat_rows(name, grad_out), weight, pos_to_token_topk, token_topk_to_pos, weight_grad)
-    act, quantised, quantised_sf, x_grad = _backward(tensors, (num_per_channels,), (limit, round_sf, _amax_min(name, None)))
+    act, quantised, quantised_sf, x_grad = _backward(tensors, (), (num_per_channels, limit, round_sf, _amax_min(name, None)))
     return act, (quantised, quantised_sf), x_grad, weight_grad
 
 
