@@ -136,6 +136,17 @@ def test_no_toolkit_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         find()
 
 
+def test_place_of_the_toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(toolchain, "__file__", str(tmp_path / "tkbuild" / "toolchain.py"))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert toolchain.default_prefix().parent == tmp_path / "home/.cache/tkbuild"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert toolchain.default_prefix().parent == tmp_path / "cache/tkbuild"
+    (tmp_path / "pyproject.toml").touch()
+    assert toolchain.default_prefix().parent == tmp_path / ".toolchain"
+
+
 # ---- installing
 
 

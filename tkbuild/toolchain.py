@@ -195,12 +195,14 @@ def _dotted(version: tuple[int, int]) -> str:
     return f"{version[0]}.{version[1]}"
 
 
-def default_prefix(cache_root: Path | None = None) -> Path:
+def default_prefix() -> Path:
     """Return where the pinned toolkit belongs: in ``.toolchain`` of a checkout, else in the user's cache folder."""
     checkout = Path(__file__).resolve().parent.parent
-    base = (
-        checkout / ".toolchain" if (checkout / "pyproject.toml").is_file() else (cache_root or Path.home() / ".cache") / "tkbuild"
-    )
+    if (checkout / "pyproject.toml").is_file():
+        base = checkout / ".toolchain"
+    else:
+        named = os.environ.get("XDG_CACHE_HOME", "")  # counts only if it is absolute, as its specification says
+        base = (Path(named) if Path(named).is_absolute() else Path.home() / ".cache") / "tkbuild"
     return base / f"cuda-{CUDA_VERSION}"
 
 

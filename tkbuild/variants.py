@@ -72,7 +72,7 @@ def _axes_of(text: str, spec: KernelSpec, tokens: Sequence[str]) -> dict[str, Ax
     axes = spec.signature.axes
     if len(tokens) != len(axes):
         shape = "-".join([spec.name, *(f"<{axis.name}>" for axis in axes), "<arch>"])
-        raise PatternError(f"{text}: expected {shape}", pattern=text)
+        raise PatternError(f"{text}: expected {shape}; `tkbuild list {spec.name}` shows all", pattern=text)
     return {axis.name: _axis_value(text, axis, token) for axis, token in zip(axes, tokens, strict=True)}
 
 

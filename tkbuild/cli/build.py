@@ -78,7 +78,8 @@ def package_command(
             f" and {len(missing) - 8} more" if len(missing) > 8 else ""
         )
         raise PackageError(
-            f"{len(missing)} of {len(variants)} variants are not in the store, or do not fit their spec: {shown}; run `tkbuild compile`",
+            f"{len(missing)} of {len(variants)} variants are not in the store{f' nor behind {remote}' if remote else ''}, "
+            f"or do not fit their spec: {shown}; run `tkbuild compile`",
             missing=missing,
         )
     requests = []

@@ -44,7 +44,8 @@ def examine() -> list[Finding]:
         _look(
             "kernel wheels",
             _wheels,
-            "pip install --force-reinstall tkbuild-kernels-sm90a (Hopper) or tkbuild-kernels-sm100a (Blackwell)",
+            "pip install --force-reinstall --find-links FOLDER tkbuild-kernels-sm90a (Hopper) or tkbuild-kernels-sm100a (Blackwell), "
+            "FOLDER being where `tkbuild package` put them",
         ),
     ]
     if findings[2].ok:

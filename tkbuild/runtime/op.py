@@ -438,7 +438,8 @@ def _not_installed(kernel: str) -> str:
     if not have:
         return (
             f"{kernel}: no kernel wheel is installed; pip install tkbuild-kernels-sm90a (Hopper) or tkbuild-kernels-sm100a "
-            "(Blackwell), or set TKBUILD_KERNELS to the module's folder of an unpacked one"
+            "(Blackwell), with --find-links and the folder that `tkbuild package` wrote to; or set TKBUILD_KERNELS to the module's folder of "
+            "an unpacked one"
         )
     names = ", ".join(f"{manifest.name} {manifest.version}" for _, manifest in have)
     return f"{kernel}: not in the installed kernel wheels ({names}); add it to the profile and build again"
