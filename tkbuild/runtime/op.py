@@ -57,12 +57,19 @@ def is_traced(tensor: Any) -> bool:
     return is_compiling() or type(tensor) not in _PLAIN_TENSORS
 
 
-def new_empty(like: torch.Tensor, size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Return a contiguous tensor on the device of ``like``, uninitialised, as fast as torch can."""
+def new_empty(
+    like: torch.Tensor, size: tuple[int, ...], dtype: torch.dtype, strides: tuple[int, ...] | None = None
+) -> torch.Tensor:
+    """Return a tensor on the device of ``like``, uninitialised, as fast as torch can; contiguous unless ``strides`` are given.
+
+    The strides reach as far as the elements do: what lies behind the last one is not allocated.
+    """
     if is_traced(like) or not like.is_cuda or like.get_device() != _current_device():
-        return torch.empty(size, dtype=dtype, device=like.device)
+        if strides is None:
+            return torch.empty(size, dtype=dtype, device=like.device)
+        return torch.empty_strided(size, strides, dtype=dtype, device=like.device)
     size = tuple(size)  # torch.Size is refused
-    return _empty_on_current_device(size, contiguous_strides(size), dtype)
+    return _empty_on_current_device(size, contiguous_strides(size) if strides is None else strides, dtype)
 
 
 @functools.lru_cache(_MAX_CALL_PLANS)

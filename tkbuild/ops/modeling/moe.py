@@ -8,6 +8,7 @@ import torch
 
 from tkbuild.errors import ArgumentError
 from tkbuild.ops import moe
+from tkbuild.runtime.op import new_empty
 
 __all__ = ["moe_topk_gate"]
 
@@ -27,7 +28,7 @@ class _TopkGate(torch.autograd.Function):
     def forward(ctx: Any, logits: torch.Tensor, num_seqs: int | None, *values: Any) -> tuple[torch.Tensor, ...]:
         given = dict(zip(_NAMES, values, strict=True))
         num_topk, unmapped, mask = given["num_topk"], given["unmapped_topk_idx"], given["mask"]
-        scores = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
+        scores = new_empty(logits, logits.shape, logits.dtype)
         topk_idx, topk_weights = moe.moe_topk_gate_forward(logits, **{**given, "scores": scores})
         ctx.save_for_backward(scores, topk_idx[:, :num_topk] if unmapped is None else unmapped, topk_weights, mask)
         ctx.num_topk, ctx.factor, ctx.num_seqs = num_topk, given["routed_scaling_factor"], num_seqs

@@ -6,7 +6,7 @@ import torch
 
 from tkbuild.errors import ArgumentError
 from tkbuild.runtime import get_num_sms
-from tkbuild.runtime.op import kernel_op
+from tkbuild.runtime.op import kernel_op, new_empty
 
 _mask_indices_by_tp = kernel_op("moe.mask_indices_by_tp")
 _group_count = kernel_op("moe.group_count")
@@ -51,7 +51,7 @@ def group_count(group_idx: torch.Tensor, num_groups: int) -> torch.Tensor:
     """
     _require(1 <= num_groups <= _MAX_GROUPS, "moe.group_count", f"num_groups is {num_groups}", f"1 to {_MAX_GROUPS}")
     chunks = _count_chunks(group_idx)
-    partial = torch.empty((chunks, num_groups), dtype=torch.int32, device=group_idx.device)
+    partial = new_empty(group_idx, (chunks, num_groups), torch.int32)
     result: torch.Tensor = _group_count((group_idx, partial), (), (num_groups, chunks))
     return result
 
@@ -69,7 +69,7 @@ def aux_fi(topk_idx: torch.Tensor, num_experts: int, num_aux_topk: int) -> torch
     _require(1 <= num_experts <= _MAX_GROUPS, name, f"num_experts is {num_experts}", f"1 to {_MAX_GROUPS}")
     _require(num_aux_topk >= 1, name, f"num_aux_topk is {num_aux_topk}", "at least 1")
     chunks = _count_chunks(topk_idx)
-    partial = torch.empty((chunks, num_experts), dtype=torch.int32, device=topk_idx.device)
+    partial = new_empty(topk_idx, (chunks, num_experts), torch.int32)
     result: torch.Tensor = _aux_fi((topk_idx, partial), (), (num_experts, num_aux_topk, chunks))
     return result
 
@@ -112,11 +112,11 @@ def get_fused_mapping(
     sync = num_expanded_tokens == 0 and not force_no_sync
     most = (topk_idx.numel() + (alignment - 1) * num_experts) // alignment * alignment
     _require(most <= _MAX_ROWS, name, f"there may be {most} rows", f"at most {_MAX_ROWS}: positions are int32")
-    chunks, device = _map_chunks(topk_idx), topk_idx.device
+    chunks = _map_chunks(topk_idx)
     num_rows = most if sync else num_expanded_tokens
-    row_maps = torch.empty_strided((3, num_rows), (_aligned(num_rows), 1), dtype=torch.int32, device=device)
-    pairs = torch.empty(topk_idx.shape, dtype=torch.int32, device=device)
-    counts = torch.empty((chunks, _aligned(num_experts)), dtype=torch.int32, device=device) if chunks else None
+    row_maps = new_empty(topk_idx, (3, num_rows), torch.int32, (_aligned(num_rows), 1))
+    pairs = new_empty(topk_idx, topk_idx.shape, torch.int32)
+    counts = new_empty(topk_idx, (chunks, _aligned(num_experts)), torch.int32) if chunks else None
     segments = _get_fused_mapping((topk_idx, row_maps, pairs, counts), (), (num_experts, alignment, chunks))
     start, end, rows = segments.unbind()
     per_expert: list[int] = rows.tolist() if sync else []

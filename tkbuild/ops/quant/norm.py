@@ -8,7 +8,7 @@ from tkbuild.errors import ArgumentError
 from tkbuild.ops.config import settings
 from tkbuild.ops.quant.types import QuantTensor, check_packed
 from tkbuild.runtime import get_num_sms
-from tkbuild.runtime.op import dtype_name, kernel_op
+from tkbuild.runtime.op import dtype_name, kernel_op, new_empty
 
 _norm_forward = kernel_op("quant.norm_forward")
 _norm_forward_and_per_token_cast = kernel_op("quant.norm_forward_and_per_token_cast")
@@ -100,7 +100,7 @@ def norm_forward_and_per_token_cast(
     residual_out = _sum_buffer(kernel, x, residual, residual_out)
     rstd = _rstd_buffer(x) if with_rstd else None
     if with_out_bf16 and out_bf16 is None:
-        out_bf16 = torch.empty(x.shape, dtype=torch.bfloat16, device=x.device)
+        out_bf16 = new_empty(x, x.shape, torch.bfloat16)
     rows = (_batched(x), weight, _batched_if_given(residual), _batched_if_given(residual_out))
     words = _mega_moe_rows(kernel, x, mega_moe_sf, mega_moe_block_m, round_sf)
     data, sf = _norm_forward_and_per_token_cast(
@@ -142,13 +142,12 @@ def norm_backward(
         raise ArgumentError(f"{kernel}: weight_grad is given, expected a weight with it", kernel=kernel)
     accumulate = weight_grad is not None
     if weight is not None and weight_grad is None:
-        make = torch.empty if x.shape[0] else torch.zeros
-        weight_grad = make(weight.shape, dtype=weight.dtype, device=weight.device)
+        weight_grad = new_empty(weight, weight.shape, weight.dtype) if x.shape[0] else torch.zeros_like(weight)
     grad_dtype = x.dtype if weight_grad is None else weight_grad.dtype
     if grad_dtype not in _GRAD_DTYPES:
         raise ArgumentError(f"{kernel}: {dtype_name(grad_dtype)}, expected bfloat16 or float32", kernel=kernel)
     count = get_num_sms(x.get_device()) if x.is_cuda else 1
-    partial = torch.empty((count, 0 if weight is None else x.shape[1]), dtype=torch.float32, device=x.device)
+    partial = new_empty(x, (count, 0 if weight is None else x.shape[1]), torch.float32)
     x_grad: torch.Tensor = _norm_backward(
         (out_grad, x, rstd, weight, residual_out_grad, weight_grad, partial),
         (dtype_name(grad_dtype),),
@@ -176,11 +175,11 @@ def _sum_buffer(
         raise ArgumentError(f"{kernel}: residual_out is given, expected a residual with it", kernel=kernel)
     if residual is None or residual_out is not None:
         return residual_out
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    return new_empty(x, x.shape, x.dtype)
 
 
 def _rstd_buffer(x: torch.Tensor) -> torch.Tensor:
-    return torch.empty((1, *x.shape[:-1])[-2:], dtype=torch.float32, device=x.device)
+    return new_empty(x, (1, *x.shape[:-1])[-2:], torch.float32)
 
 
 def _batched(tensor: torch.Tensor) -> torch.Tensor:

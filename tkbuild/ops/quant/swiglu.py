@@ -10,7 +10,7 @@ import torch
 from tkbuild.errors import ArgumentError
 from tkbuild.ops.config import settings
 from tkbuild.ops.quant.types import QuantTensor, check_packed, empty_scales, pair_of
-from tkbuild.runtime.op import kernel_op
+from tkbuild.runtime.op import kernel_op, new_empty
 
 _forward_cast = kernel_op("quant.swiglu_forward_and_per_token_cast")
 _forward = kernel_op("quant.swiglu_forward")
@@ -83,7 +83,7 @@ def swiglu_forward(
     width = half_width(name, x)
     _check_rows(name, x, psum_num_tokens_per_expert, topk_weights, routed_scaling_factor)
     check_counts(name, clamped_count, _NUM_COUNTS, clamp_value)
-    out = torch.empty((x.shape[0], width), dtype=dtype, device=x.device)
+    out = new_empty(x, (x.shape[0], width), dtype)
     scalars = (settings.token_alignment, _scaling(routed_scaling_factor), limit_of(name, clamp_value))
     _forward((x, None, topk_weights, None, psum_num_tokens_per_expert, out, clamped_count), (), scalars)
     return out
@@ -228,10 +228,10 @@ def forward_cast(
     """
     col_major, round_sf, packed = flags
     check_packed(name, round_sf, packed)
-    num_rows, device = x.shape[0], x.device
-    data = torch.empty((num_rows, width), dtype=torch.float8_e4m3fn, device=device)
+    num_rows = x.shape[0]
+    data = new_empty(x, (num_rows, width), torch.float8_e4m3fn)
     columns = -(-width // (block * (4 if packed else 1))) if block else 1
-    sf = empty_scales(num_rows, columns, torch.int32 if packed else torch.float32, col_major, device)
+    sf = empty_scales(x, num_rows, columns, torch.int32 if packed else torch.float32, col_major)
     _forward_cast((x, *rows, data, sf, clamped_count), (block,), (*scalars, round_sf, amax_min))
     return data, sf
 
@@ -277,10 +277,12 @@ def _gradient_buffers(
     x: torch.Tensor, width: int, dtype: torch.dtype, topk_weights: torch.Tensor | None, do_recompute: bool
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """Return (weight_grad, act), None for what is not wanted."""
-    rows, device = x.shape[0], x.device
-    make = torch.empty if width else torch.zeros  # nothing is launched for rows of no columns
-    weight_grad = None if topk_weights is None else make((rows,), dtype=torch.float32, device=device)
-    act = torch.empty((rows, width), dtype=dtype, device=device) if do_recompute else None
+    rows, weight_grad = x.shape[0], None
+    if topk_weights is not None:
+        weight_grad = new_empty(x, (rows,), torch.float32)
+        if not width:  # nothing is launched for rows of no columns
+            weight_grad.zero_()
+    act = new_empty(x, (rows, width), dtype) if do_recompute else None
     return weight_grad, act
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from tkbuild.errors import ArgumentError
-from tkbuild.runtime.op import dtype_name
+from tkbuild.runtime.op import dtype_name, new_empty
 
 QuantTensor = tuple[torch.Tensor, torch.Tensor]
 """Quantised data with its scale factors."""
@@ -46,11 +46,12 @@ def check_packed(function: str, round_sf: bool, packed: bool) -> None:
         raise ArgumentError(f"{function}: use_packed_ue8m0 needs round_sf=True: packed scales are powers of two", kernel=function)
 
 
-def empty_scales(rows: int, columns: int, dtype: torch.dtype, col_major: bool, device: torch.device) -> torch.Tensor:
-    """Return uninitialised scales (rows, columns) of 4 bytes: row-major, or column by column, each a multiple of 16 bytes."""
+def empty_scales(like: torch.Tensor, rows: int, columns: int, dtype: torch.dtype, col_major: bool) -> torch.Tensor:
+    """Return uninitialised scales (rows, columns) of 4 bytes where ``like`` is: row-major, or column by column, each a multiple of 16
+    bytes."""
     if not col_major:
-        return torch.empty((rows, columns), dtype=dtype, device=device)
+        return new_empty(like, (rows, columns), dtype)
     pitch = -(-rows // _COLUMN_PITCH) * _COLUMN_PITCH
     if pitch == rows:
-        return torch.empty_strided((rows, columns), (1, pitch), dtype=dtype, device=device)
-    return torch.empty((columns * pitch,), dtype=dtype, device=device).as_strided((rows, columns), (1, pitch))
+        return new_empty(like, (rows, columns), dtype, (1, pitch))
+    return new_empty(like, (columns * pitch,), dtype).as_strided((rows, columns), (1, pitch))

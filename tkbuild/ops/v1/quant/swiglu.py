@@ -7,7 +7,7 @@ import torch
 from tkbuild.ops.config import LARGEST_CLAMP, LEAST_CLAMPS, settings
 from tkbuild.ops.quant.swiglu import check_counts, flat_rows, forward_cast, half_width, limit_of, refusal
 from tkbuild.ops.quant.types import QuantTensor, pair_of
-from tkbuild.runtime.op import kernel_op
+from tkbuild.runtime.op import kernel_op, new_empty
 
 _channel_cast = kernel_op("quant.swiglu_forward_and_per_channel_cast_and_transpose")
 _backward = kernel_op("quant.swiglu_backward_mapped")
@@ -122,8 +122,9 @@ def swiglu_backward_and_per_token_cast(
     data = flat_rows(name, data)
     half_width(name, data)
     limit = limit_of(name, swiglu_clamp_value)
-    make = torch.empty if data.numel() else torch.zeros
-    weight_grad = make(weight.shape, dtype=torch.float32, device=weight.device)
+    weight_grad = new_empty(weight, weight.shape, torch.float32)
+    if not data.numel():  # nothing is launched
+        weight_grad.zero_()
     tensors = (data, sf, flat_rows(name, grad_out), weight, pos_to_token_topk, token_topk_to_pos, weight_grad)
     act, quantised, quantised_sf, x_grad = _backward(tensors, (), (num_per_channels, limit, round_sf, _amax_min(name, None)))
     return act, (quantised, quantised_sf), x_grad, weight_grad
