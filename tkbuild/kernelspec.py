@@ -162,6 +162,7 @@ _ARG = Object(
         "strides": ListOf(_EXPR),
         "align": Int(1, 1024),
         "optional": Bool(),
+        "folds": Bool(),
         "alloc": Object({"strides": ListOf(_EXPR), "elems": _EXPR}, ("strides", "elems")),
     },
     ("role", "dtype", "shape"),
@@ -315,7 +316,7 @@ def axis_spec(name: str, given: dict[str, Any]) -> AxisSpec:
 
 def arg_spec(name: str, given: dict[str, Any]) -> ArgSpec:
     """Return the tensor argument ``name``."""
-    fields = {key: given[key] for key in ("role", "shape", "strides", "align", "optional") if key in given}
+    fields = {key: given[key] for key in ("role", "shape", "strides", "align", "optional", "folds") if key in given}
     alloc = AllocSpec(**given["alloc"]) if "alloc" in given else None
     return ArgSpec(name, dtype=dtype_rule(given["dtype"]), alloc=alloc, **fields)
 

@@ -86,6 +86,7 @@ def _tensors(
             "strides": [expr.substitute(values).to_json() for expr in strides(arg)],
             "align": arg.align,
             "optional": arg.optional,
+            **({"folds": True} if arg.folds else {}),
         }
 
 

@@ -92,7 +92,10 @@ class AllocSpec:
 
 @dataclass(frozen=True)
 class ArgSpec:
-    """One tensor argument. ``strides`` None means C-contiguous; ``align`` is the data pointer's, in bytes."""
+    """One tensor argument. ``strides`` None means C-contiguous; ``align`` is the data pointer's, in bytes.
+
+    folds: a call may give a tensor of more dimensions, or one fewer; ``runtime.fold`` has the rule.
+    """
 
     name: str
     role: str
@@ -102,6 +105,7 @@ class ArgSpec:
     align: int = 16
     optional: bool = False
     alloc: AllocSpec | None = None
+    folds: bool = False
 
 
 @dataclass(frozen=True)
@@ -258,6 +262,7 @@ def _arg_to_json(arg: ArgSpec) -> dict[str, Any]:
         "align": arg.align,
         "optional": arg.optional,
         "alloc": alloc,
+        **({"folds": True} if arg.folds else {}),
     }
 
 
@@ -296,6 +301,10 @@ class _Fields:
             expected = " or ".join(kind.__name__ for kind in types)
             raise IntegrityError(f"{self._where}.{name}: expected {expected}", where=self._where, field=name)
         return value
+
+    def flag(self, name: str) -> bool:
+        """Return the bool ``name``, False where it is left out."""
+        return bool(self.take(name, bool)) if name in self._left else False
 
     def each(self, name: str, read: Callable[[_Fields], _T]) -> tuple[_T, ...]:
         """Return what ``read`` makes of each object in the list ``name``."""
@@ -376,6 +385,7 @@ def _arg_from_json(fields: _Fields) -> ArgSpec:
         align=fields.take("align", int),
         optional=fields.take("optional", bool),
         alloc=fields.nested("alloc", lambda f: AllocSpec(f.exprs("strides"), f.expr("elems"))),
+        folds=fields.flag("folds"),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import resource
 import struct
 import threading
@@ -15,6 +16,10 @@ import pytest
 import torch
 import tvm_ffi
 from fake_driver import CPU, FakeDriver
+
+from tkbuild.expr import Expr
+from tkbuild.runtime.fold import fold
+from tkbuild.signature import ArgSpec, DtypeRule
 
 Json = dict[str, Any]
 
@@ -129,6 +134,46 @@ def value_of(world: World, plan: Json, *args: Any, size: int = 8) -> bytes:
 
 
 # --- a call ---
+
+
+def case_tensors_of_other_ranks(world: World) -> None:
+    """An argument that folds takes them as ``fold`` says, every other argument refuses them."""
+    choice = random.Random(1).choice
+    fold_count = 0
+    for _ in range(600):
+        wanted = [choice(["n", 4, 6])] + [choice(["H", 4, 6]) for _ in range(choice([0, 1, 2]))]
+        names = [f"s{axis}" for axis in range(len(wanted))]
+        extents = [choice([1, 2, 2, 3, 4, 6]) for _ in range(choice([0, 1, 2, 3, 4]))] + [
+            x for x in wanted[1:] if isinstance(x, int)
+        ]
+        strides, dense = [], 1
+        for extent in reversed(extents):
+            strides.insert(0, dense * choice([1, 1, 1, 2]))
+            dense = strides[0] * extent
+        arg = ArgSpec("x", "in", DtypeRule("bfloat16"), tuple(map(Expr, wanted)), tuple(map(Expr, names)), folds=True)
+        seen = fold(arg, tuple(extents), tuple(strides))
+        tensor = world.fake.tensor(tuple(extents), strides=tuple(strides), address=0x10000)
+        plan = one_tensor(wanted, 1, arg={"strides": names, "folds": True})
+        fits = seen is not None and all(
+            isinstance(name, str) or name == extent for name, extent in zip(wanted, seen[0], strict=True)
+        )
+        fits = fits and len({extent for name, extent in zip(wanted, seen[0], strict=True) if name == "H"}) < 2
+        if not fits:
+            with pytest.raises(ArgumentError):
+                world.load(plan)(tensor)
+            continue
+        fold_count += len(extents) != len(wanted)
+        for place, name in enumerate(names):
+            got = value_of(world, {**plan, "launches": [launch([{"value": name, "dtype": "int64"}])]}, tensor)
+            matters = seen[0][place] > 1
+            assert int.from_bytes(got, "little") == seen[1][place] or not matters
+        if isinstance(wanted[0], str):
+            got = value_of(world, {**plan, "launches": [launch([{"value": wanted[0], "dtype": "int64"}])]}, tensor)
+            assert int.from_bytes(got, "little") == seen[0][0]
+        if len(extents) != len(wanted):
+            with pytest.raises(ArgumentError, match="dimensions, expected"):
+                world.load(one_tensor(wanted, 1, arg={"strides": names}))(tensor)
+    assert fold_count > 50
 
 
 def case_launch_has_params_in_kernel_order(world: World) -> None:

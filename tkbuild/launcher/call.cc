@@ -107,14 +107,47 @@ class Binder {
     const DLTensor* tensor = AsTensor(value);
     if (tensor == nullptr) return (value.type_index == kTVMFFINone && arg.optional) || FailType(plan_, arg, value);
     if (!SameDtype(tensor->dtype, arg.dtype->dlpack)) return FailDtype(plan_, arg, tensor->dtype);
+    if (tensor->ndim != arg.rank && arg.folds) tensor = Fold(arg, *tensor, &call_.folded[index]);
     if (tensor->ndim != arg.rank) {
       const Text shape = ShapeText(*tensor);
-      return Fail(kArgumentError, "%s: %s: %d dimensions, expected %d; its shape is %s", plan_.variant, arg.name,
-                  tensor->ndim, arg.rank, shape.c_str());
+      return Fail(kArgumentError, "%s: %s: %d dimensions, expected %d%s; its shape is %s", plan_.variant, arg.name,
+                  tensor->ndim, arg.rank, arg.folds ? ", or more whose sizes and strides let the first ones count as one" : "",
+                  shape.c_str());
     }
     call_.tensors[index] = tensor;
     return CheckDevice(arg, *tensor) && BindShape(arg, *tensor) && CheckPointer(arg, *tensor) &&
            BindStrides(arg, *tensor) && CheckOverlap(arg, *tensor);
+  }
+
+  // The tensor with its first dimensions as one, of size 1 if there are none; and where the argument has a constant size, with as many
+  // of the last ones as one as make it up. The tensor itself where its dimensions or strides do not allow that.
+  static const DLTensor* Fold(const Arg& arg, const DLTensor& tensor, Folded* folded) {
+    int dim = tensor.ndim - 1;
+    int64_t dense = 1;
+    bool empty = false;
+    for (int i = 0; i < tensor.ndim; ++i) empty = empty || tensor.shape[i] == 0;
+    for (int axis = arg.rank - 1; axis >= 0; --axis) {
+      const Extent& extent = arg.shape[axis];
+      if (axis > 0 && dim < 0) return &tensor;
+      int64_t size = 1, stride = dense;
+      for (bool first = true; dim >= 0; first = false, --dim) {
+        const bool wanted = axis == 0 || first || (extent.kind == Extent::Kind::kConstant && size < extent.value);
+        if (!wanted) break;
+        const int64_t own = tensor.shape[dim], step = tensor.strides != nullptr ? tensor.strides[dim] : dense;
+        if (own > 1 && size > 1 && step != size * stride && !empty) return &tensor;
+        if (own > 1 && size <= 1) stride = step;
+        size *= own;
+        if (own > 1) dense *= own;
+      }
+      folded->shape[axis] = size;
+      folded->strides[axis] = stride;
+    }
+    if (dim >= 0) return &tensor;
+    folded->tensor = tensor;
+    folded->tensor.ndim = arg.rank;
+    folded->tensor.shape = folded->shape;
+    folded->tensor.strides = folded->strides;
+    return &folded->tensor;
   }
 
   bool CheckDevice(const Arg& arg, const DLTensor& tensor) {

@@ -7,8 +7,16 @@
 
 namespace tkbuild {
 
+// A tensor as an argument of fewer or more dimensions sees it.
+struct Folded {
+  DLTensor tensor;
+  int64_t shape[kMaxRank];
+  int64_t strides[kMaxRank];
+};
+
 struct Call {
   int64_t slots[kMaxSlots];
+  Folded folded[kMaxArgs];
   const DLTensor* tensors[kMaxArgs];  // null for a None
   int device;                         // of all tensors
   bool empty;                         // nothing to launch

@@ -158,7 +158,8 @@ class PlanReader {
   }
 
   bool ReadArg(const Json& json, int index, Arg* arg) {
-    static constexpr const char* kKeys[] = {"name", "kind", "role", "dtype", "shape", "strides", "align", "optional"};
+    static constexpr const char* kKeys[] = {"name",  "kind",    "role",  "dtype",   "shape",
+                                            "strides", "align", "optional", "folds"};
     const Where where(where_, "args[%d]", index);
     const char* kind = nullptr;
     const char* name = nullptr;
@@ -187,6 +188,7 @@ class PlanReader {
     const Json* shape = nullptr;
     const Json* strides = nullptr;
     if (!ReadRole(json, where, &arg->role) || !ReadBool(json, "optional", where, &arg->optional) ||
+        (json.Find("folds") != nullptr && !ReadBool(json, "folds", where, &arg->folds)) ||
         !ReadArray(json, "shape", where, kMaxRank, true, &shape) ||
         !ReadArray(json, "strides", where, kMaxRank, false, &strides)) {
       return false;

@@ -34,6 +34,7 @@ struct Arg {
   // tensors
   Role role;
   bool optional;
+  bool folds;  // takes a tensor of more dimensions, or one fewer: the first ones count as one
   int rank;
   Span<Extent> shape;
   Span<Extent> strides;  // in elements; empty: C-contiguous

@@ -19,6 +19,7 @@ from torch.compiler import is_compiling
 from tkbuild.errors import ArgumentError, LaunchError, NoVariantError
 from tkbuild.expr import Expr
 from tkbuild.launchplan import strides
+from tkbuild.runtime.fold import fold
 from tkbuild.runtime.launcher import LaunchFunction, native
 from tkbuild.runtime.registry import InstalledVariant, registry
 from tkbuild.runtime.select import Request, select_or_raise
@@ -344,13 +345,19 @@ def bind(signature: KernelSignature, tensors: Tensors, static: Sequence[Any], sc
 
 
 def _bind_tensor(signature: KernelSignature, arg: ArgSpec, tensor: torch.Tensor, values: dict[str, Any], bound: set[str]) -> None:
-    if tensor.dim() != len(arg.shape):
+    folded = fold(arg, tensor.shape, tensor.stride())
+    if folded is None:
+        wanted = f"{len(arg.shape)}: ({', '.join(map(str, arg.shape))})"
         raise ArgumentError(
-            f"{signature.kernel}: {arg.name} has {tensor.dim()} dimensions, expected {len(arg.shape)}: ({', '.join(map(str, arg.shape))})",
+            f"{signature.kernel}: {arg.name} has shape {tuple(tensor.shape)} and strides {tensor.stride()}, expected dimensions that "
+            f"count as {wanted}"
+            if arg.folds
+            else f"{signature.kernel}: {arg.name} has {tensor.dim()} dimensions, expected {wanted}",
             kernel=signature.kernel,
             argument=arg.name,
         )
-    for position, (expr, extent) in enumerate(zip(arg.shape, tensor.shape, strict=True)):
+    shape, steps = folded
+    for position, (expr, extent) in enumerate(zip(arg.shape, shape, strict=True)):
         name = str(expr)
         if expr.is_name and name in bound and name not in values:
             values[name] = extent
@@ -360,7 +367,7 @@ def _bind_tensor(signature: KernelSignature, arg: ArgSpec, tensor: torch.Tensor,
                 kernel=signature.kernel,
                 argument=arg.name,
             )
-    for expr, stride in zip(arg.strides or (), tensor.stride(), strict=False):
+    for expr, stride in zip(arg.strides or (), steps, strict=False):
         if expr.is_name and str(expr) in bound:
             values.setdefault(str(expr), stride)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tkbuild.ops.mhc.shapes import STREAMS, like, rows, streams, tokens
+from tkbuild.ops.mhc.shapes import STREAMS, like, outputs, rows, streams, taken, tokens
 from tkbuild.runtime.op import kernel_op
 
 __all__ = ["mhc_pre_apply_mix_bwd", "mhc_pre_apply_mix_fwd"]
@@ -23,7 +23,7 @@ def mhc_pre_apply_mix_fwd(x: torch.Tensor, mix: torch.Tensor, o: torch.Tensor) -
     Raises: ArgumentError, NoVariantError, LaunchError.
     """
     kernel = "mhc.pre_apply_mix"
-    _apply((streams(kernel, "x", x), tokens(kernel, "mix", mix, *_MIX)), (), (), (rows(kernel, "o", o),))
+    _apply((taken(streams, kernel, "x", x), taken(tokens, kernel, "mix", mix, *_MIX)), (), (), (taken(rows, kernel, "o", o),))
 
 
 def mhc_pre_apply_mix_bwd(o_grad: torch.Tensor, x: torch.Tensor, mix: torch.Tensor, x_grad: torch.Tensor) -> torch.Tensor:
@@ -36,10 +36,10 @@ def mhc_pre_apply_mix_bwd(o_grad: torch.Tensor, x: torch.Tensor, mix: torch.Tens
     """
     kernel = "mhc.pre_apply_mix_bwd"
     given = (
-        rows(kernel, "o_grad", o_grad),
-        streams(kernel, "x", x),
-        tokens(kernel, "mix", mix, *_MIX),
-        streams(kernel, "x_grad", x_grad),
+        taken(rows, kernel, "o_grad", o_grad),
+        taken(streams, kernel, "x", x),
+        taken(tokens, kernel, "mix", mix, *_MIX),
+        taken(streams, kernel, "x_grad", x_grad),
     )
-    mix_grad: torch.Tensor = _apply_bwd(given, (), (1,))
+    mix_grad: torch.Tensor = _apply_bwd(given, (), (1,), outputs(mix))
     return like(mix_grad, mix)

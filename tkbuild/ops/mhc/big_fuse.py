@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from tkbuild.errors import ArgumentError
-from tkbuild.ops.mhc.shapes import STREAMS, rows, streams, tokens
+from tkbuild.ops.mhc.shapes import STREAMS, rows, streams, taken, tokens
 from tkbuild.runtime.op import kernel_op
 
 __all__ = ["mhc_pre_big_fuse_fwd"]
@@ -44,9 +44,9 @@ def mhc_pre_big_fuse_fwd(
             f"{kernel}: n_splits is {n_splits}, expected {gemm_out_mul.shape[0]}, the splits of gemm_out_mul", kernel=kernel
         )
     outs = (
-        tokens(kernel, "post_mix", post_mix, (STREAMS, 1), (STREAMS,)),
-        tokens(kernel, "comb_mix", comb_mix, (STREAMS, STREAMS), (STREAMS * STREAMS,)),
-        rows(kernel, "layer_input", layer_input),
+        taken(tokens, kernel, "post_mix", post_mix, (STREAMS, 1), (STREAMS,)),
+        taken(tokens, kernel, "comb_mix", comb_mix, (STREAMS, STREAMS), (STREAMS * STREAMS,)),
+        taken(rows, kernel, "layer_input", layer_input),
     )
-    given = (gemm_out_mul, gemm_out_sqrsum, mhc_scale, mhc_base, streams(kernel, "residual", residual))
+    given = (gemm_out_mul, gemm_out_sqrsum, mhc_scale, mhc_base, taken(streams, kernel, "residual", residual))
     _fuse(given, (), (rms_eps, mhc_pre_eps, mhc_sinkhorn_eps, mhc_post_mult_value, sinkhorn_repeat), outs)

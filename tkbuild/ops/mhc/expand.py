@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tkbuild.ops.mhc.shapes import rows, streams
+from tkbuild.ops.mhc.shapes import rows, streams, taken
 from tkbuild.runtime.op import kernel_op
 
 __all__ = ["expand_to_mhc_bwd", "expand_to_mhc_fwd"]
@@ -21,8 +21,8 @@ def expand_to_mhc_fwd(x: torch.Tensor, o: torch.Tensor) -> None:
     Raises: ArgumentError, NoVariantError, LaunchError.
     """
     kernel = "mhc.expand_to_mhc"
-    copies = streams(kernel, "o", o)
-    _expand((rows(kernel, "x", x),), (), (copies.shape[1],), (copies,))
+    copies = taken(streams, kernel, "o", o)
+    _expand((taken(rows, kernel, "x", x),), (), (copies.shape[-2],), (copies,))
 
 
 def expand_to_mhc_bwd(o_grad: torch.Tensor, x_grad: torch.Tensor) -> None:
@@ -33,4 +33,4 @@ def expand_to_mhc_bwd(o_grad: torch.Tensor, x_grad: torch.Tensor) -> None:
     Raises: ArgumentError, NoVariantError, LaunchError.
     """
     kernel = "mhc.expand_to_mhc_bwd"
-    _expand_bwd((streams(kernel, "o_grad", o_grad),), (), (), (rows(kernel, "x_grad", x_grad),))
+    _expand_bwd((taken(streams, kernel, "o_grad", o_grad),), (), (), (taken(rows, kernel, "x_grad", x_grad),))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from tkbuild.errors import ArgumentError
-from tkbuild.ops.mhc.shapes import STREAMS, tokens
+from tkbuild.ops.mhc.shapes import STREAMS, taken, tokens
 from tkbuild.runtime import get_num_sms
 from tkbuild.runtime.op import kernel_op
 
@@ -39,7 +39,7 @@ def mhc_head_compute_mix_fwd(
     Raises: ArgumentError, NoVariantError, LaunchError.
     """
     kernel = "mhc.head_compute_mix"
-    mix, out = tokens(kernel, "input_mix", input_mix, *_MIX), tokens(kernel, "output_mix", output_mix, *_MIX)
+    mix, out = taken(tokens, kernel, "input_mix", input_mix, *_MIX), taken(tokens, kernel, "output_mix", output_mix, *_MIX)
     _head((mix, mhc_scale, mhc_base), (), (mhc_pre_eps,), (out,))
 
 
@@ -67,8 +67,11 @@ def mhc_head_compute_mix_bwd(
             f"{kernel}: mhc_scale_grad_partial has shape {tuple(mhc_scale_grad_partial.shape)}, expected ({num_sms}, 1)",
             kernel=kernel,
         )
-    grad, mix = tokens(kernel, "output_mix_grad", output_mix_grad, *_MIX), tokens(kernel, "input_mix", input_mix, *_MIX)
-    sums, out = (mhc_scale_grad_partial, mhc_base_grad_partial), tokens(kernel, "input_mix_grad", input_mix_grad, *_MIX)
+    grad, mix = (
+        taken(tokens, kernel, "output_mix_grad", output_mix_grad, *_MIX),
+        taken(tokens, kernel, "input_mix", input_mix, *_MIX),
+    )
+    sums, out = (mhc_scale_grad_partial, mhc_base_grad_partial), taken(tokens, kernel, "input_mix_grad", input_mix_grad, *_MIX)
     _head_bwd((grad, mix, mhc_scale, mhc_base, *sums), (), (), (out,))
     if mix.shape[0] == 0:  # nothing was launched
         for partial in sums:
@@ -95,11 +98,11 @@ def mhc_pre_split_mixes_fwd(
     """
     kernel = "mhc.pre_split_mixes"
     outs = (
-        tokens(kernel, "pre_layer_mix", pre_layer_mix, *_MIX),
-        tokens(kernel, "post_layer_mix", post_layer_mix, *_MIX),
-        tokens(kernel, "comb_res_mix", comb_res_mix, *_COMB),
+        taken(tokens, kernel, "pre_layer_mix", pre_layer_mix, *_MIX),
+        taken(tokens, kernel, "post_layer_mix", post_layer_mix, *_MIX),
+        taken(tokens, kernel, "comb_res_mix", comb_res_mix, *_COMB),
     )
-    mixes = tokens(kernel, "input_mixes", input_mixes, *_ALL)
+    mixes = taken(tokens, kernel, "input_mixes", input_mixes, *_ALL)
     _split((mixes, mhc_scale, mhc_base), (), (mhc_post_mult_value, mhc_pre_eps), outs)
 
 
@@ -127,14 +130,14 @@ def mhc_pre_split_mixes_bwd(
     kernel = "mhc.pre_split_mixes_bwd"
     mixes = tokens(kernel, "input_mixes", input_mixes, *_ALL)
     given = (
-        tokens(kernel, "pre_layer_mix_grad", pre_layer_mix_grad, *_MIX),
-        tokens(kernel, "post_layer_mix_grad", post_layer_mix_grad, *_MIX),
-        tokens(kernel, "comb_res_mix_grad", comb_res_mix_grad, *_COMB),
+        taken(tokens, kernel, "pre_layer_mix_grad", pre_layer_mix_grad, *_MIX),
+        taken(tokens, kernel, "post_layer_mix_grad", post_layer_mix_grad, *_MIX),
+        taken(tokens, kernel, "comb_res_mix_grad", comb_res_mix_grad, *_COMB),
         mixes,
-        tokens(kernel, "post_layer_mix", post_layer_mix, *_MIX),
+        taken(tokens, kernel, "post_layer_mix", post_layer_mix, *_MIX),
     )
     partial = partial_sums(mixes)
-    outs = (tokens(kernel, "input_mixes_grad", input_mixes_grad, *_ALL), mhc_scale_grad, mhc_base_grad)
+    outs = (taken(tokens, kernel, "input_mixes_grad", input_mixes_grad, *_ALL), mhc_scale_grad, mhc_base_grad)
     _split_bwd((*given, mhc_scale, mhc_base, partial), (), (partial.shape[0], mhc_post_mult_value), outs)
     if mixes.shape[0] == 0:  # nothing was launched
         for total in (mhc_scale_grad, mhc_base_grad):

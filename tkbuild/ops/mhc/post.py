@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 from tkbuild.errors import ArgumentError
-from tkbuild.ops.mhc.shapes import STREAMS, like, matrices, rows, streams, tokens
+from tkbuild.ops.mhc.shapes import STREAMS, like, matrices, outputs, rows, streams, taken, tokens
 from tkbuild.runtime.op import kernel_op
 
 __all__ = ["mhc_post_bwd", "mhc_post_fwd"]
@@ -31,12 +34,9 @@ def mhc_post_fwd(
     Layout: contiguous, but residual, which is made so, and the rows of x, which may lie multiples of 8 elements apart.
     Raises: ArgumentError, NoVariantError, LaunchError.
     """
-    result: torch.Tensor = _post(
-        folded_inputs("mhc.post", x, residual, post_layer_mix, comb_res_mix),
-        (),
-        (),
-        None if out is None else (streams("mhc.post", "out", out),),
-    )
+    kernel = "mhc.post"
+    outs = outputs(residual) if out is None else (taken(streams, kernel, "out", out),)
+    result: torch.Tensor = _post(_inputs(kernel, taken, x, residual, post_layer_mix, comb_res_mix), (), (), outs)
     return like(result, residual) if out is None else out
 
 
@@ -50,23 +50,39 @@ def mhc_post_bwd(
     Layout: as there; d_o contiguous.  Raises: ArgumentError, NoVariantError, LaunchError.
     """
     kernel = "mhc.post_bwd"
-    given = (*folded_inputs(kernel, x, residual, post_layer_mix, comb_res_mix), streams(kernel, "d_o", d_o))
-    d_x, d_residual, d_post, d_comb = _post_bwd(given)
+    given = (*_inputs(kernel, taken, x, residual, post_layer_mix, comb_res_mix), taken(streams, kernel, "d_o", d_o))
+    outs = outputs(x, residual, post_layer_mix, comb_res_mix)
+    d_x, d_residual, d_post, d_comb = _post_bwd(given, (), (), outs)
     return like(d_x, x), like(d_residual, residual), like(d_post, post_layer_mix), like(d_comb, comb_res_mix)
 
 
 def folded_inputs(
     kernel: str, x: torch.Tensor, residual: torch.Tensor, post_layer_mix: torch.Tensor, comb_res_mix: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
-    """Return the tensors with their leading dimensions as one; ``residual`` is made contiguous. Raises: ArgumentError."""
+    """Return views of the tensors with their leading dimensions as one; ``residual`` is made contiguous. Raises: ArgumentError."""
+    return _inputs(kernel, _viewed, x, residual, post_layer_mix, comb_res_mix)
+
+
+def _viewed(view: Callable[..., torch.Tensor], *args: Any) -> torch.Tensor:
+    return view(*args)
+
+
+def _inputs(
+    kernel: str,
+    take: Callable[..., torch.Tensor],
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    post_layer_mix: torch.Tensor,
+    comb_res_mix: torch.Tensor,
+) -> tuple[torch.Tensor, ...]:
     if x.shape[:-1] != residual.shape[:-2]:
         raise ArgumentError(
             f"{kernel}: x has shape {tuple(x.shape)} and residual {tuple(residual.shape)}, expected (..., H) and (..., {STREAMS}, H)",
             kernel=kernel,
         )
     return (
-        rows(kernel, "x", x),
-        streams(kernel, "residual", residual.contiguous()),
-        tokens(kernel, "post_layer_mix", post_layer_mix, *_MIX),
-        matrices(kernel, "comb_res_mix", comb_res_mix),
+        take(rows, kernel, "x", x),
+        take(streams, kernel, "residual", residual.contiguous()),
+        take(tokens, kernel, "post_layer_mix", post_layer_mix, *_MIX),
+        take(matrices, kernel, "comb_res_mix", comb_res_mix),
     )

@@ -6,17 +6,20 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from collections.abc import Callable
 
 import torch
 
 from tkbuild.errors import ArgumentError
-from tkbuild.runtime.op import contiguous_strides, is_traced, view_of
+from tkbuild.runtime.op import contiguous_strides, is_traced, new_empty, view_of
 
-__all__ = ["STREAMS", "like", "matrices", "rows", "streams", "tokens"]
+__all__ = ["STREAMS", "like", "matrices", "outputs", "rows", "streams", "taken", "tokens"]
 
 #: The residual streams that the kernels are built for.
 STREAMS = 4
 
+#: Tensors of fewer dimensions are viewed: none of the kernels has an argument of more.
+_FOLDED_DIMS = 3
 _MAX_LAYOUTS = 4096
 
 
@@ -72,6 +75,18 @@ def streams(kernel: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
     if tensor.dim() < 2:
         raise ArgumentError(f"{kernel}: {name} has {tensor.dim()} dimensions, expected (..., m, H)", kernel=kernel, argument=name)
     return _folded(kernel, name, tensor, 2, False)
+
+
+def taken(
+    view: Callable[..., torch.Tensor], kernel: str, name: str, tensor: torch.Tensor, *endings: tuple[int, ...]
+) -> torch.Tensor:
+    """Return ``view(kernel, name, tensor, *endings)``, or the tensor itself where the launcher can count its first dimensions as one."""
+    return view(kernel, name, tensor, *endings) if tensor.dim() < _FOLDED_DIMS or is_traced(tensor) else tensor
+
+
+def outputs(*models: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
+    """Return contiguous tensors of the shapes and dtypes of ``models``; None where torch traces, and the op makes its own."""
+    return None if is_traced(models[0]) else tuple([new_empty(model, model.shape, model.dtype) for model in models])
 
 
 def _folded(kernel: str, name: str, tensor: torch.Tensor, kept: int, joined: bool) -> torch.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tkbuild.runtime.op import kernel_op
+from tkbuild.runtime.op import is_traced, kernel_op
 
 __all__ = ["mhc_sinkhorn_bwd", "mhc_sinkhorn_fwd"]
 
@@ -31,5 +31,5 @@ def mhc_sinkhorn_bwd(grad_output: torch.Tensor, x: torch.Tensor, grad_input: tor
 
 
 def _matrices(x: torch.Tensor) -> torch.Tensor:
-    """View leading dimensions as one; a layout that cannot be viewed so is refused by torch."""
-    return x if x.dim() == 3 else x.view(-1, *x.shape[-2:])
+    """View leading dimensions as one where torch traces; the launcher does it by itself."""
+    return x.view(-1, *x.shape[-2:]) if x.dim() != 3 and is_traced(x) else x

@@ -6,9 +6,9 @@ import torch
 
 from tkbuild.errors import ArgumentError
 from tkbuild.ops.config import settings
-from tkbuild.ops.quant.types import QuantTensor, check_packed
+from tkbuild.ops.quant.types import QuantTensor, check_packed, empty_scales
 from tkbuild.runtime import get_num_sms
-from tkbuild.runtime.op import dtype_name, kernel_op, new_empty
+from tkbuild.runtime.op import dtype_name, is_traced, kernel_op, new_empty
 
 _norm_forward = kernel_op("quant.norm_forward")
 _norm_forward_and_per_token_cast = kernel_op("quant.norm_forward_and_per_token_cast")
@@ -47,10 +47,12 @@ def norm_forward(
     residual_out = _sum_buffer("quant.norm_forward", x, residual, residual_out)
     rstd = _rstd_buffer(x) if with_rstd else None
     tensors = (_batched(x), weight, _batched_if_given(residual), _batched_if_given(residual_out), rstd)
+    if out is None and not is_traced(x):
+        out = new_empty(x, x.shape, x.dtype)
     result = _norm_forward(tensors, (), (eps, out_scale), None if out is None else (_batched(out),))
     return (
         _like(x, result) if out is None else out,
-        None if rstd is None else _like(x, rstd),
+        None if rstd is None else _rstd_of(x, rstd),
         x if residual_out is None else residual_out,
     )
 
@@ -101,8 +103,10 @@ def norm_forward_and_per_token_cast(
     rstd = _rstd_buffer(x) if with_rstd else None
     if with_out_bf16 and out_bf16 is None:
         out_bf16 = new_empty(x, x.shape, torch.bfloat16)
-    rows = (_batched(x), weight, _batched_if_given(residual), _batched_if_given(residual_out))
     words = _mega_moe_rows(kernel, x, mega_moe_sf, mega_moe_block_m, round_sf)
+    if out is None and x.dim() == 2 and not is_traced(x):
+        out = _cast_buffers(x, use_tma_aligned_col_major_sf, use_packed_ue8m0)
+    rows = (_batched(x), weight, _batched_if_given(residual), _batched_if_given(residual_out))
     data, sf = _norm_forward_and_per_token_cast(
         (*rows, _batched_if_given(out_bf16), rstd, words),
         ("ue8m0" if use_packed_ue8m0 else "f32", use_tma_aligned_col_major_sf),
@@ -110,7 +114,7 @@ def norm_forward_and_per_token_cast(
         None if out is None else (_batched(out[0]), _batched(out[1])),
     )
     cast = (_like(x, data), _like(x, sf)) if out is None else out
-    return cast, out_bf16, None if rstd is None else _like(x, rstd), x if residual_out is None else residual_out
+    return cast, out_bf16, None if rstd is None else _rstd_of(x, rstd), x if residual_out is None else residual_out
 
 
 def norm_backward(
@@ -178,13 +182,24 @@ def _sum_buffer(
     return new_empty(x, x.shape, x.dtype)
 
 
+def _cast_buffers(x: torch.Tensor, col_major: bool, packed: bool) -> QuantTensor:
+    """Room for the codes and scales of x (T, H)."""
+    columns = -(-x.shape[1] // (_WORD_COLUMNS if packed else _CAST[1]))
+    sf = empty_scales(x, x.shape[0], columns, torch.int32 if packed else torch.float32, col_major)
+    return new_empty(x, x.shape, torch.float8_e4m3fn), sf
+
+
 def _rstd_buffer(x: torch.Tensor) -> torch.Tensor:
-    return new_empty(x, (1, *x.shape[:-1])[-2:], torch.float32)
+    return new_empty(x, (1, *x.shape[:-1])[-2:] if is_traced(x) else x.shape[:-1], torch.float32)
+
+
+def _rstd_of(x: torch.Tensor, rstd: torch.Tensor) -> torch.Tensor:
+    return rstd[0] if rstd.dim() == x.dim() else rstd
 
 
 def _batched(tensor: torch.Tensor) -> torch.Tensor:
-    """``tensor`` as a batch: the kernels take (B, T, H)."""
-    return tensor[None] if tensor.dim() == 2 else tensor
+    """``tensor`` as a batch, where torch traces; the kernels take (B, T, H), and the launcher counts a batch that is missing as 1."""
+    return tensor[None] if tensor.dim() == 2 and is_traced(tensor) else tensor
 
 
 def _batched_if_given(tensor: torch.Tensor | None) -> torch.Tensor | None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from tkbuild.errors import ArgumentError
-from tkbuild.runtime.op import dtype_name, new_empty
+from tkbuild.runtime.op import dtype_name, is_traced, new_empty, view_of
 
 QuantTensor = tuple[torch.Tensor, torch.Tensor]
 """Quantised data with its scale factors."""
@@ -54,4 +54,5 @@ def empty_scales(like: torch.Tensor, rows: int, columns: int, dtype: torch.dtype
     pitch = -(-rows // _COLUMN_PITCH) * _COLUMN_PITCH
     if pitch == rows:
         return new_empty(like, (rows, columns), dtype, (1, pitch))
-    return new_empty(like, (columns * pitch,), dtype).as_strided((rows, columns), (1, pitch))
+    storage = new_empty(like, (columns * pitch,), dtype)
+    return storage.as_strided((rows, columns), (1, pitch)) if is_traced(like) else view_of(storage, (rows, columns), (1, pitch), 0)
