@@ -46,68 +46,76 @@ __device__ __forceinline__ float sum_of_warp(const float (&values)[kStreams]) {
 
 // How the threads of a group add up kSums values of each stream: send() and, later, total(), for one token after the other; up to kAhead
 // tokens are sent before the total of the one before is asked for. The order of the sums is the same everywhere.
+// Over a cluster the values arrive by themselves (st.async): to release a store to another SM would wait for all stores of the warp, those
+// to global memory too. In a CTA every lane arrives for itself, since racecheck does not see that __syncwarp orders the reads of a warp
+// before the arrival of one of its lanes.
 template <int kCluster, int kCtaWarps, int kSums, int kAhead = 0>
 struct Exchange {
   // A barrier is not used for two tokens in a row, so that nobody waits at one for which others have arrived again.
-  static constexpr int kBarriers = 2, kTurns = 2 * (kAhead + 1), kRows = kSums * kStreams;
-  static_assert(kAhead < kBarriers);
-  float* slots;  // [kTurns][kSums][kStreams][kMaxWarps]
+  static constexpr int kBarriers = 2, kTurns = 2 * (kAhead + 1);
+  static constexpr int kItems = kSums == 1 ? 1 : 4;  // floats in which a warp's values of a stream travel
+  static constexpr int kArrivals = kCluster == 1 ? 32 : 1;  // of a warp
+  static_assert(kAhead < kBarriers && (kSums == 1 || kSums == 3));
+  float* slots;  // [kTurns][kStreams][kMaxWarps][kItems]
   unsigned barriers, sent = 0, received = 0;
   const Place<kCluster, kCtaWarps>& place;
 
-  // `shared`: kTurns * kRows * kMaxWarps floats and 8 bytes for each barrier of each warp of the CTA. All threads of the CTA call it, and
-  // begin() before the first send().
+  // `shared`: kTurns * kStreams * kMaxWarps * kItems floats and 8 bytes for each barrier of each warp of the CTA. All threads of the CTA
+  // call it, and begin() before the first send().
   __device__ __forceinline__ Exchange(void* shared, const Place<kCluster, kCtaWarps>& where)
       : slots(static_cast<float*>(shared)), place(where) {
-    const unsigned first = address_of(slots + kTurns * kRows * kMaxWarps);
+    const unsigned first = address_of(slots + kTurns * kStreams * kMaxWarps * kItems);
     barriers = first + place.group * (kBarriers * 8);
     if (threadIdx.x == 0) {
       for (int i = 0; i < place.groups * kBarriers; ++i) {
-        asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(first + i * 8), "r"(place.warps * kCluster) : "memory");
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;"
+                     :: "r"(first + i * 8), "r"(place.warps * kCluster * kArrivals) : "memory");
       }
       if constexpr (kCluster > 1) asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
-    if constexpr (kCluster > 1) asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+    arrive_at_cluster();
   }
   __device__ __forceinline__ void begin() const {
     if constexpr (kCluster > 1) {
-      asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+      wait_for_cluster();
     } else {
       __syncthreads();
     }
   }
 
-  // All threads of the CTA call it behind the last total(): no CTA of a cluster ends before what others wrote into it has arrived.
-  __device__ __forceinline__ void end() const {
-    if constexpr (kCluster > 1) {
-      asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-      asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-    }
-  }
+  // All threads of the CTA call them behind the last total(): no CTA of a cluster is gone before the others are done.
+  __device__ __forceinline__ void end() const { arrive_at_cluster(); }
+  __device__ __forceinline__ void wait_for_end() const { wait_for_cluster(); }
 
   // `values`: a warp's sums of stream lane / 8.
   __device__ __forceinline__ void send(const float (&values)[kSums]) {
-    const int lane = threadIdx.x % 32, slot = (kCluster > 1 ? place.rank : place.group) * place.warps + place.thread / 32;
-    float* to = slots + (sent % kTurns * kRows + lane / 8) * kMaxWarps + slot;
+    const int lane = threadIdx.x % 32, slot = first_slot() + (kCluster > 1 ? place.rank * place.warps : 0) + place.thread / 32;
+    float* to = slots + ((sent % kTurns * kStreams + lane / 8) * kMaxWarps + slot) * kItems;
     const unsigned barrier = barriers + sent % kBarriers * 8;
     if constexpr (kCluster == 1) {
       if (lane % 8 == 0) {
-#pragma unroll
-        for (int i = 0; i < kSums; ++i) to[i * (kStreams * kMaxWarps)] = values[i];
-      }
-      __syncwarp();
-      if (lane == 0) asm volatile("{ .reg .b64 state; mbarrier.arrive.shared::cta.b64 state, [%0]; }" :: "r"(barrier) : "memory");
-    } else {
-      if (lane % 8 < kCluster) {
-        const unsigned remote = of_rank(address_of(to), lane % 8);
-#pragma unroll
-        for (int i = 0; i < kSums; ++i) {
-          asm volatile("st.shared::cluster.f32 [%0], %1;" :: "r"(remote + i * (kStreams * kMaxWarps * 4)), "f"(values[i]) : "memory");
+        if constexpr (kSums == 1) {
+          *to = values[0];
+        } else {
+          *reinterpret_cast<float4*>(to) = make_float4(values[0], values[1], values[2], 0.0f);
         }
       }
-      __syncwarp();
+      asm volatile("{ .reg .b64 state; mbarrier.arrive.shared::cta.b64 state, [%0]; }" :: "r"(barrier) : "memory");
+    } else {
+      if (lane % 8 < kCluster) {
+        const unsigned remote = of_rank(address_of(to), lane % 8), signal = of_rank(barrier, lane % 8);
+        if constexpr (kSums == 1) {
+          asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];"
+                       :: "r"(remote), "f"(values[0]), "r"(signal) : "memory");
+        } else {
+          asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], { %1, %2, %3, %4}, [%5];"
+                       :: "r"(remote), "f"(values[0]), "f"(values[1]), "f"(values[2]), "f"(0.0f), "r"(signal) : "memory");
+        }
+      }
+      __syncwarp();  // the warp has read what others will write over when they know of this arrival
       if (lane < kCluster) {
-        asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" :: "r"(of_rank(barrier, lane)) : "memory");
+        asm volatile("mbarrier.arrive.expect_tx.shared::cluster.b64 _, [%0], %1;"
+                     :: "r"(of_rank(barrier, lane)), "n"(kStreams * kItems * 4) : "memory");
       }
     }
     ++sent;
@@ -117,20 +125,33 @@ struct Exchange {
   __device__ __forceinline__ void total(float (&sums)[kSums]) {
     wait(barriers + received % kBarriers * 8, received / kBarriers % 2);
     const int lane = threadIdx.x % 32;
-    const float* from = slots + received % kTurns * kRows * kMaxWarps + (kCluster > 1 ? 0 : place.group * place.warps) + lane;
-#pragma unroll
-    for (int i = 0; i < kSums; ++i) {
-      float values[kStreams];
+    const float* from = slots + (received % kTurns * kStreams * kMaxWarps + first_slot() + lane) * kItems;
+    float values[kSums][kStreams] = {};
+    if (lane < place.warps * kCluster) {
 #pragma unroll
       for (int s = 0; s < kStreams; ++s) {
-        values[s] = lane < place.warps * kCluster ? from[(i * kStreams + s) * kMaxWarps] : 0.0f;
+        const float* of_warp = from + s * kMaxWarps * kItems;
+        if constexpr (kSums == 1) {
+          values[0][s] = *of_warp;
+        } else {
+          const float4 v = *reinterpret_cast<const float4*>(of_warp);
+          values[0][s] = v.x, values[1][s] = v.y, values[2][s] = v.z;
+        }
       }
-      sums[i] = sum_of_warp(values);
     }
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) sums[i] = sum_of_warp(values[i]);
     ++received;
   }
 
  private:
+  __device__ __forceinline__ int first_slot() const { return kCluster > 1 ? 0 : place.group * place.warps; }
+  static __device__ __forceinline__ void arrive_at_cluster() {
+    if constexpr (kCluster > 1) asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+  }
+  static __device__ __forceinline__ void wait_for_cluster() {
+    if constexpr (kCluster > 1) asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+  }
   static __device__ __forceinline__ unsigned address_of(const void* shared) { return unsigned(__cvta_generic_to_shared(shared)); }
   static __device__ __forceinline__ unsigned of_rank(unsigned address, unsigned rank) {
     unsigned remote;
@@ -140,13 +161,8 @@ struct Exchange {
   static __device__ __forceinline__ void wait(unsigned barrier, unsigned parity) {
     unsigned done;
     do {
-      if constexpr (kCluster > 1) {
-        asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-                     : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
-      } else {
-        asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-                     : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
-      }
+      asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+                   : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
     } while (done == 0);
   }
 };
