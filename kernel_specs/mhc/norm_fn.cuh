@@ -47,7 +47,7 @@ __device__ __forceinline__ Sums sum_splits(const Partials& partials, i64 row, in
 
 // 1 / root mean square of a group.
 __device__ __forceinline__ float inverse_norm(float squares, float group_size, float eps) {
-  return __frsqrt_rn(__fadd_rn(__fdiv_rn(squares, group_size), eps));
+  return rsqrtf(__fadd_rn(__fdividef(squares, group_size), eps));
 }
 
 // Products times `factor`, added to `sum`.

@@ -17,11 +17,4 @@ __device__ __forceinline__ void multiply_add(float (&sums)[4], float a0, float a
       : "r"(__float_as_uint(a0)), "r"(__float_as_uint(a1)), "r"(__float_as_uint(a2)), "r"(__float_as_uint(a3)),
         "r"(__float_as_uint(b0)), "r"(__float_as_uint(b1)));
 }
-
-// Read anew wherever it is needed, rather than kept in registers through the loop.
-__device__ __forceinline__ unsigned thread_again() {
-  unsigned thread;
-  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-  return thread;
-}
 }  // namespace norm_fn

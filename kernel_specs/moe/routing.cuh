@@ -61,12 +61,32 @@ __device__ __forceinline__ void for_each_id(const i64* ids, unsigned first, unsi
   }
 }
 
-// The counts of a chunk's ids, in shared memory.
+// The counts of a chunk's ids, in shared memory. Some ids are on their way while the counts are cleared or added to.
 template <int kThreads>
 __device__ __forceinline__ void count_chunk(int* counts, const i64* ids, const Chunk& chunk, int num_groups) {
+  constexpr int kAhead = 4;
+  i64 next[kAhead];
+  const auto load = [&](unsigned first) {
+#pragma unroll
+    for (int b = 0; b < kAhead; ++b) {
+      const unsigned at = first + b * kThreads + threadIdx.x;
+      next[b] = load_id(at < chunk.last, ids + at);
+    }
+  };
+  load(chunk.first);
   for (int g = threadIdx.x; g < num_groups; g += kThreads) counts[g] = 0;
   __syncthreads();
-  for_each_id<kThreads>(ids, chunk.first, chunk.last, num_groups, [&](unsigned, int group) { atomicAdd(counts + group, 1); });
+  for (unsigned first = chunk.first; first < chunk.last;) {
+    i64 id[kAhead];
+#pragma unroll
+    for (int b = 0; b < kAhead; ++b) id[b] = next[b];
+    first += kThreads * kAhead;
+    if (first < chunk.last) load(first);
+#pragma unroll
+    for (int b = 0; b < kAhead; ++b) {
+      if (static_cast<unsigned long long>(id[b]) < unsigned(num_groups)) atomicAdd(counts + int(id[b]), 1);
+    }
+  }
   __syncthreads();
 }
 }  // namespace routing

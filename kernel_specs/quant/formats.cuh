@@ -67,6 +67,13 @@ __device__ __forceinline__ unsigned abs_max_bf16x2(unsigned a, unsigned b) {
   return result;
 }
 
+// The same up to the signs of the result, with fewer instructions.
+__device__ __forceinline__ unsigned larger_magnitudes_bf16x2(unsigned a, unsigned b) {
+  unsigned result;
+  asm("max.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+  return result;
+}
+
 // ---- conversions
 
 __device__ __forceinline__ float bf16_low(unsigned word) { return __uint_as_float(word << 16); }
@@ -243,10 +250,17 @@ __device__ __forceinline__ unsigned stochastic_bf16x2(float low, float high, uns
 // Without cache hints: with loads that pass L1 by, plain stores are 5 % slower, and stores that are the first to leave L2 are so in
 // some placements in memory (H200, copies of 2 x 59 and 2 x 268 MB).
 
+// kPastL1: loads and stores both pass it by, which suits a few rows.
+template <bool kPastL1 = false>
 __device__ __forceinline__ uint4 load_16(const void* from) {
   uint4 v;
-  asm volatile("ld.global.v4.u32 { %0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from));
+  if constexpr (kPastL1) {
+    asm volatile("ld.global.L1::no_allocate.v4.u32 { %0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from));
+  } else {
+    asm volatile("ld.global.v4.u32 { %0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from));
+  }
   return v;
 }
 __device__ __forceinline__ uint2 load_8(const void* from) {
@@ -259,14 +273,21 @@ __device__ __forceinline__ unsigned load_4(const void* from) {
   asm volatile("ld.global.u32 %0, [%1];" : "=r"(v) : "l"(from));
   return v;
 }
+template <bool kPastL1 = false>
 __device__ __forceinline__ void store_16(void* to, uint4 v) {
-  asm volatile("st.global.v4.u32 [%0], { %1, %2, %3, %4};" :: "l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+  if constexpr (kPastL1) {
+    asm volatile("st.global.L1::no_allocate.v4.u32 [%0], { %1, %2, %3, %4};"
+                 :: "l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+  } else {
+    asm volatile("st.global.v4.u32 [%0], { %1, %2, %3, %4};" :: "l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+  }
 }
 __device__ __forceinline__ void store_8(void* to, uint2 v) {
   asm volatile("st.global.v2.u32 [%0], { %1, %2};" :: "l"(to), "r"(v.x), "r"(v.y) : "memory");
 }
 
 // 32 bytes at once where the arch has such accesses and `aligned` says that the address is a multiple of 32, else twice 16.
+template <bool kPastL1 = false>
 __device__ __forceinline__ void load_32(unsigned (&v)[8], const void* from, bool aligned) {
 #if __CUDA_ARCH__ >= 1000
   if (aligned) {
@@ -275,7 +296,7 @@ __device__ __forceinline__ void load_32(unsigned (&v)[8], const void* from, bool
     return;
   }
 #endif
-  const uint4 a = load_16(from), b = load_16(static_cast<const char*>(from) + 16);
+  const uint4 a = load_16<kPastL1>(from), b = load_16<kPastL1>(static_cast<const char*>(from) + 16);
   v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
 }
 __device__ __forceinline__ void store_32(void* to, const unsigned (&v)[8], bool aligned) {

@@ -8,13 +8,18 @@ using quant::i64;
 // take for most operands are right for all, and need no test: 6 instructions a division for 14.
 constexpr float kPlainGate = 80.0f;
 
-__device__ __forceinline__ float reciprocal(float t) {
+__device__ __forceinline__ float reciprocal_estimate(float t) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(t));
+  return y;
+}
+__device__ __forceinline__ float reciprocal(float t) {
+  const float y = reciprocal_estimate(t);
   return fmaf(fmaf(-t, y, 1.0f), y, y);
 }
 
-// a / t from the rounded reciprocal y of t. The remainder is taken with this sign so that a zero keeps its own.
+// a / t from the rounded reciprocal y of t, or from its estimate if a is the gate of t. The remainder is taken with this sign so
+// that a zero keeps its own.
 __device__ __forceinline__ float quotient(float a, float t, float y) {
   const float q = __fmul_rn(a, y);
   return fmaf(-fmaf(t, q, -a), y, q);
@@ -38,8 +43,12 @@ __device__ __forceinline__ Sigmoid sigmoid(float gate) {
 template <bool kPlain>
 __device__ __forceinline__ float silu(float gate) {
   if constexpr (kPlain) {
-    const Sigmoid at = sigmoid<true>(gate);
-    return quotient(gate, at.t, at.s);
+    const float t = 1.0f + expf(-gate);
+#if __CUDA_ARCH__ < 1000
+    return quotient(gate, t, reciprocal_estimate(t));  // right for every gate: all float32 have been tried on an H200
+#else
+    return quotient(gate, t, reciprocal(t));
+#endif
   } else {
     return __fdiv_rn(gate, __fadd_rn(1.0f, expf(-gate)));
   }
