@@ -120,24 +120,12 @@ __device__ __forceinline__ void set_elements(unsigned (&words)[4], int i, float 
   }
 }
 
-template <bool kPastL1 = false>
 __device__ __forceinline__ void load_vector(unsigned (&words)[4], const char* from) {
-  uint4 v;
-  if constexpr (kPastL1) {
-    asm volatile("ld.global.L1::no_allocate.v4.u32 { %0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from));
-  } else {
-    v = quant::load_16(from);
-  }
+  const uint4 v = quant::load_16(from);
   words[0] = v.x, words[1] = v.y, words[2] = v.z, words[3] = v.w;
 }
-template <bool kPastL1 = false>
 __device__ __forceinline__ void store_vector(char* to, const unsigned (&words)[4]) {
-  if constexpr (kPastL1) {
-    asm volatile("st.global.L1::no_allocate.v4.u32 [%0], { %1, %2, %3, %4};"
-                 :: "l"(to), "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3]) : "memory");
-  } else {
-    quant::store_16(to, make_uint4(words[0], words[1], words[2], words[3]));
-  }
+  quant::store_16(to, make_uint4(words[0], words[1], words[2], words[3]));
 }
 
 // The word of which every element is 1.
