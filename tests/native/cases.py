@@ -616,21 +616,6 @@ def case_launch_attributes_only_as_needed(world: World) -> None:
         assert world.fake.launches()[0]["attributes"] == wanted, more
 
 
-def case_later_launches_of_a_call_are_programmatic(world: World) -> None:
-    """Unless the plan says off: they follow a kernel that is known. One that launches nothing is followed by none."""
-    x = world.fake.tensor((4,))
-    for mode, grid, wanted in (
-        ("setting", 1, ["", "6:1", "6:1"]),
-        ("off", 1, ["", "", ""]),
-        ("on", 1, ["6:1", "6:1", "6:1"]),
-        ("setting", 0, ["", "6:1"]),
-    ):
-        world.fake.clear()
-        launches = [launch([], programmatic=mode, grid=[grid if place == 0 else 1, 1, 1]) for place in range(3)]
-        world.load(make_plan([tensor_arg("x", ["T"])], launches))(x)
-        assert [entry["attributes"] for entry in world.fake.launches()] == wanted, (mode, grid)
-
-
 def case_cooperative_grids_must_be_resident(world: World) -> None:
     """A grid barrier over blocks that cannot all run would hang: refused before the launch, per device."""
     more = {"cooperative": True, "grid": ["T", 1, 1], "dynamic_smem_bytes": 1024}

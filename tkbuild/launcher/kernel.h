@@ -62,8 +62,8 @@ class Kernel : public HeapObject {
   bool GrantSharedMemory(const OnDevice& on, LoadedLaunch* loaded, int64_t bytes) const;
 
   // launch.cc: launching
-  bool LaunchOne(int index, const Call& call, CUstream stream, OnDevice* on, bool* follows);
-  bool Submit(const Launch& launch, const Geometry& geometry, bool follows, CUstream stream, void** params, const OnDevice& on,
+  bool LaunchOne(int index, const Call& call, CUstream stream, OnDevice* on);
+  bool Submit(const Launch& launch, const Geometry& geometry, CUstream stream, void** params, const OnDevice& on,
               LoadedLaunch* loaded) const;
   bool EvaluateSize(const Expr& expr, const Call& call, const char* what, int64_t low, int64_t high,
                     int64_t* out) const {

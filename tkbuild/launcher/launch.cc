@@ -25,18 +25,17 @@ CUlaunchAttribute& Append(CUlaunchConfig* config, CUlaunchAttributeID id) {
   return attribute;
 }
 
-// What follows another launch of the same call follows a kernel that is known to trigger its dependents, whatever the setting says.
-bool WantsProgrammatic(Programmatic programmatic, bool follows) {
-  return programmatic == Programmatic::kOn || (programmatic == Programmatic::kSetting && (follows || GetPdl()));
+bool WantsProgrammatic(Programmatic programmatic) {
+  return programmatic == Programmatic::kOn || (programmatic == Programmatic::kSetting && GetPdl());
 }
 
-void AddAttributes(const Launch& launch, bool follows, const int64_t (&cluster)[3], CUlaunchConfig* config) {
+void AddAttributes(const Launch& launch, const int64_t (&cluster)[3], CUlaunchConfig* config) {
   if (Product(cluster) > 1) {
     Append(config, CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION).value.cluster = {
         static_cast<unsigned>(cluster[0]), static_cast<unsigned>(cluster[1]), static_cast<unsigned>(cluster[2])};
   }
   if (launch.cooperative) Append(config, CU_LAUNCH_ATTRIBUTE_COOPERATIVE).value.flag = 1;
-  if (WantsProgrammatic(launch.programmatic, follows)) {
+  if (WantsProgrammatic(launch.programmatic)) {
     Append(config, CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION).value.flag = 1;
   }
 }
@@ -64,14 +63,13 @@ bool Kernel::Invoke(const TVMFFIAny* args, int count) {
   ContextScope scope(*on->driver);
   if (const CUresult result = scope.Enter(on->device->context.Load())) return FailCall(*on, result, "cuCtxPushCurrent");
   const CUstream stream = static_cast<CUstream>(TVMFFIEnvGetStream(kDLCUDA, call.device));
-  bool follows = false;
   for (int i = 0; i < plan_->launches.size; ++i) {
-    if (!LaunchOne(i, call, stream, on, &follows)) return false;
+    if (!LaunchOne(i, call, stream, on)) return false;
   }
   return true;
 }
 
-bool Kernel::LaunchOne(int index, const Call& call, CUstream stream, OnDevice* on, bool* follows) {
+bool Kernel::LaunchOne(int index, const Call& call, CUstream stream, OnDevice* on) {
   const Launch& launch = plan_->launches[index];
   LoadedLaunch& loaded = on->launches[index];
   Geometry geometry;
@@ -84,12 +82,11 @@ bool Kernel::LaunchOne(int index, const Call& call, CUstream stream, OnDevice* o
     const bool granted = geometry.dynamic_smem_bytes <= loaded.dynamic_smem_bytes.Load();
     if (!granted && !GrantSharedMemory(*on, &loaded, geometry.dynamic_smem_bytes)) return false;
   }
-  if (!Submit(launch, geometry, *follows, stream, params.pointers, *on, &loaded)) return false;
-  return *follows = true;
+  return Submit(launch, geometry, stream, params.pointers, *on, &loaded);
 }
 
-bool Kernel::Submit(const Launch& launch, const Geometry& geometry, bool follows, CUstream stream, void** params,
-                    const OnDevice& on, LoadedLaunch* loaded) const {
+bool Kernel::Submit(const Launch& launch, const Geometry& geometry, CUstream stream, void** params, const OnDevice& on,
+                    LoadedLaunch* loaded) const {
   CUlaunchAttribute attributes[kMaxAttributes];
   CUlaunchConfig config;
   for (int i = 0; i < 3; ++i) {
@@ -100,7 +97,7 @@ bool Kernel::Submit(const Launch& launch, const Geometry& geometry, bool follows
   config.stream = stream;
   config.attributes = attributes;
   config.attribute_count = 0;
-  AddAttributes(launch, follows, geometry.cluster, &config);
+  AddAttributes(launch, geometry.cluster, &config);
   if (launch.cooperative && !CheckResidency(launch, on, loaded, geometry, config)) return false;
   const CUresult result = on.driver->cuLaunchKernelEx(&config, loaded->function, params, nullptr);
   if (result == CUDA_SUCCESS) {
