@@ -24,6 +24,7 @@ from tkbuild.cli import compiling, gpu, show
 from tkbuild.cli.compiling import PlainReporter
 from tkbuild.manifest import CHECKS_NAME
 from tkbuild.plan import make_plan
+from tkbuild.specs import load_profiles
 from tkbuild.verify import CaseFailure, VariantReport
 from tkbuild.versions import TKBUILD_VERSION
 
@@ -97,15 +98,30 @@ def test_init_starts_a_project_that_lists(tmp_path: Path) -> None:
 
 @pytest.mark.toolchain
 def test_a_part_of_a_project_becomes_a_wheel_that_answers_for_no_profile(tmp_path: Path) -> None:
-    output("init", tmp_path)
-    chosen = ["mine.scale-f32-*", "--arch", "sm_90a", "--specs", tmp_path / "kernel_specs", "--store", tmp_path / "store"]
+    output("init", tmp_path / "Our_Kernels")
+    chosen = [
+        "mine.scale-f32-*",
+        "--arch",
+        "sm_90a",
+        "--specs",
+        tmp_path / "Our_Kernels/kernel_specs",
+        "--store",
+        tmp_path / "store",
+    ]
     output("compile", *chosen)
     made = json.loads(output("package", *chosen, "--out", tmp_path / "dist", "--json"))
-    assert Path(made["wheel"]).name == f"tkbuild_kernels_sm90a-{TKBUILD_VERSION}.dev0+partial-py3-none-any.whl"
+    # Not the name of tkbuild's own wheels, which an installation would replace.
+    assert Path(made["wheel"]).name == f"our_kernels_sm90a-{TKBUILD_VERSION}.dev0+partial-py3-none-any.whl"
     with zipfile.ZipFile(made["wheel"]) as wheel:
-        manifest, checks = (json.loads(wheel.read(f"tkbuild_kernels_sm90a/{name}")) for name in ("manifest.json", CHECKS_NAME))
+        manifest, checks = (json.loads(wheel.read(f"our_kernels_sm90a/{name}")) for name in ("manifest.json", CHECKS_NAME))
     assert [variant["id"] for variant in manifest["variants"]] == ["mine.scale-f32-sm_90a"]
     assert checks["profiles"] == {}
+
+
+@pytest.mark.parametrize(("folder", "wheel"), [("scale", "scale"), ("tkbuild-kernels", "my-tkbuild-kernels"), ("1 x", "my-1-x")])
+def test_init_names_the_wheels(folder: str, wheel: str, tmp_path: Path) -> None:
+    output("init", tmp_path / folder)
+    assert load_profiles(tmp_path / folder / "kernel_specs")["default"].wheel == wheel
 
 
 FAILURES = [
@@ -118,6 +134,8 @@ FAILURES = [
     (["list", "--nope"], 12, "NoSuchOption", "--nope"),
     (["explain"], 12, "MissingParameter", "VARIANT"),
     (["nope"], 12, "UsageError", "nope"),
+    (["complie"], 12, "UsageError", "did you mean 'compile'?"),
+    (["compile", "--remote", "s3//bucket"], 15, "StoreError", "no URL"),
 ]
 
 

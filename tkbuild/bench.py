@@ -84,16 +84,15 @@ def bench(
     Raises: ArgumentError for an unknown or missing peer.
     """
     peer_api = _peer_module(peer)
-    settings: list[Callable[[bool], None]] = [set_pdl]
+    settings = [(set_pdl, get_pdl())]
     if peer_api is not None and hasattr(peer_api, "set_pdl"):
-        settings.append(peer_api.set_pdl)
-    before = get_pdl()
-    for setting in settings:
-        setting(pdl)
+        settings.append((peer_api.set_pdl, getattr(peer_api, "get_pdl", lambda: False)()))
     try:
+        for setting, _ in settings:
+            setting(pdl)
         _bench(variants, device, peer, peer_api, lambda found: on_measurement(replace(found, pdl=pdl)))
     finally:
-        for setting in settings:
+        for setting, before in settings:
             setting(before)
 
 

@@ -129,6 +129,8 @@ class Profile:
     path: Path
     kernels: tuple[str, ...]
     axes: Mapping[str, Mapping[str, tuple[AxisValue, ...]]]
+    wheel: str = ""
+    """Distribution name of the wheels, without the arch; empty for tkbuild's own."""
 
 
 # ---- the file's schema
@@ -224,6 +226,7 @@ PROFILE = Object(
     {
         "profile": Text("[a-z][a-z0-9_-]*", "a lower-case name"),
         "summary": Text(),
+        "wheel": Text("[a-z][a-z0-9]*(-[a-z0-9]+)*", "a distribution name of lower-case letters, digits and single '-'"),
         "kernels": ListOf(Text("[^ ]+", "a pattern"), 1),
         "axes": MapOf(_KERNEL, MapOf(_NAME, ListOf(Plain(), 1))),
     },
@@ -372,4 +375,8 @@ def build_profile(path: Path, root: Node, report: Report) -> Profile | None:
     if given is BAD:
         return None
     check_profile(path, given, report)
-    return None if report.problems else Profile(given["profile"], path, given["kernels"], given.get("axes", {}))
+    return (
+        None
+        if report.problems
+        else Profile(given["profile"], path, given["kernels"], given.get("axes", {}), given.get("wheel", ""))
+    )

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tkbuild.arch import TargetArch
-from tkbuild.errors import IntegrityError, TkbuildError
+from tkbuild.errors import IntegrityError, PackageError, TkbuildError
 from tkbuild.signature import KernelSignature
 
 SCHEMA = 1
 #: The contract between launch plans, cubins and the native launcher. A runtime loads manifests of its own number only.
-RUNTIME_ABI = 1
+RUNTIME_ABI = 2
 MANIFEST_NAME = "manifest.json"
 CHECKS_NAME = "checks.json"
 VERIFIED = "verified"
@@ -98,13 +98,15 @@ class Manifest:
         """Return the manifest of a JSON object, which ``text`` spells, if given.
 
         Raises: IntegrityError for another schema, a content id that does not match, a missing or malformed field, and
-        a variant whose cubin is no listed file.
+        a variant whose cubin is no listed file, PackageError for another runtime ABI.
         """
         if not isinstance(value, dict):
             raise IntegrityError(f"a manifest is a JSON object; {_NEXT_STEP}")
         _check_identity(value, text)
         try:
             return _manifest_from_json(value)
+        except PackageError:
+            raise
         except TkbuildError as exc:
             raise IntegrityError(f"malformed manifest: {exc.message}; {_NEXT_STEP}", **exc.facts) from exc
         except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as exc:
@@ -135,7 +137,18 @@ def _check_identity(value: Mapping[str, Json], text: str) -> None:
         )
 
 
+def _check_abi(name: str, version: str, abi: int) -> None:
+    """Before the rest is read, which another ABI may have in another form."""
+    if abi != RUNTIME_ABI:
+        newer = "tkbuild" if abi > RUNTIME_ABI else name
+        raise PackageError(
+            f"{name} {version} is built for runtime ABI {abi}, this tkbuild has {RUNTIME_ABI}; pip install --upgrade {newer}",
+            name=name,
+        )
+
+
 def _manifest_from_json(value: Mapping[str, Json]) -> Manifest:
+    _check_abi(_text(value["name"]), _text(value["version"]), _int(value["runtime_abi"]))
     files = {name: _object(facts) for name, facts in _object(value["files"]).items()}
     variants = tuple(_variant_from_json(_object(item), files) for item in _list(value["variants"]))
     kernels = {kernel: KernelSignature.from_json(kernel, item) for kernel, item in _object(value["kernels"]).items()}

@@ -17,12 +17,18 @@ from tkbuild.store import Artifact, Store, StoreWarning, check_content, make_rec
 def open_store(location: str, remote: str | None = None, *, shares: bool = False) -> Store:
     """Return the store at the folder ``location``; with the URL ``remote``, what it lacks comes from there and goes there.
 
-    shares: what it has and is asked for goes there as well. An empty ``remote`` is none. Raises: StoreError for nothing or a URL as location, or a remote that cannot be opened.
+    shares: what it has and is asked for goes there as well. An empty ``remote`` is none.
+    Raises: StoreError for nothing or a URL as location, a relative path as remote, or one that cannot be opened.
     """
     if not location.strip():
         raise StoreError(f"--store {location!r} names no folder: give one, or leave --store out", location=location)
     if "://" in location:
         raise StoreError(f"--store {location!r} is a URL: give a folder, and the URL as --remote", location=location)
+    if remote and "://" not in remote and not Path(remote).is_absolute():
+        raise StoreError(
+            f"--remote {remote!r} is no URL: give one such as s3://bucket/folder or file:///folder, or the whole path of a folder",
+            url=remote,
+        )
     return Store(Path(location), FsspecRemote(remote) if remote else None, shares)
 
 

@@ -18,6 +18,7 @@ import tvm_ffi
 from fake_driver import CPU, FakeDriver
 
 from tkbuild.expr import Expr
+from tkbuild.manifest import RUNTIME_ABI
 from tkbuild.runtime.fold import fold
 from tkbuild.signature import ArgSpec, DtypeRule
 
@@ -908,7 +909,7 @@ def case_device_facts(world: World) -> None:
     assert world.launcher["device_count"]() == 3
     assert [tuple(world.launcher["compute_capability"](device)) for device in range(3)] == [(9, 0), (9, 0), (10, 0)]
     assert [world.launcher["get_num_sms"](device) for device in range(3)] == [132, 78, 148]
-    assert world.launcher["abi"]() == 1
+    assert world.launcher["abi"]() == RUNTIME_ABI
     assert world.fake.names() == ["cuInit"] * len(world.fake.names())
     with pytest.raises(LaunchError, match=r"cuda:3: cuDeviceGet failed: CUDA_ERROR_INVALID_DEVICE"):
         world.launcher["compute_capability"](3)

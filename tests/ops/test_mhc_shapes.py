@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from tkbuild.errors import ArgumentError
-from tkbuild.ops.mhc.shapes import like, matrices, rows, streams, tokens
+from tkbuild.ops.mhc import mixes
+from tkbuild.ops.mhc.shapes import like, matrices, outputs, rows, streams, taken, tokens
 
 WHOLE = torch.arange(2 * 3 * 4 * 16.0).view(2, 3, 4, 16)
 
@@ -85,3 +86,30 @@ def test_a_compiled_call_traces_views() -> None:
 
     compiled = torch.compile(fold, backend="eager", fullgraph=True, dynamic=True)
     assert torch.equal(compiled(WHOLE), WHOLE * 2)
+
+
+def test_taken_leaves_leading_dimensions_to_the_launcher() -> None:
+    mix = torch.zeros(2, 3, 4, 1)
+    assert taken(tokens, "k", "mix", mix, (4, 1), (4,)) is mix
+    assert taken(rows, "k", "x", WHOLE) is WHOLE
+    # One token's (m, 1) has as many dimensions as the argument (n, m), which would take it for m tokens.
+    assert taken(tokens, "k", "mix", mix[0, 0], (4, 1), (4,)).shape == (1, 4)
+    with pytest.raises(ArgumentError, match="expected"):
+        taken(tokens, "k", "mix", torch.zeros(3, 2, 2), (4, 1), (4,))
+
+
+def test_outputs_are_like_their_models() -> None:
+    made = outputs(WHOLE.transpose(0, 1), torch.zeros(2, 3, 4, 1))
+    assert made is not None
+    assert [tuple(out.shape) for out in made] == [(3, 2, 4, 16), (2, 3, 4, 1)]
+    assert made[0].is_contiguous()
+    assert outputs(WHOLE, torch.zeros(4, 1)) is None
+
+
+@pytest.mark.parametrize("lead", [(0,), (2, 0), (0, 3)])
+def test_sums_over_no_tokens_are_zero(lead: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mixes, "_head_bwd", lambda *_args: None)  # launches nothing without tokens
+    grad = torch.zeros(*lead, 4)
+    sums = torch.full((5, 1), 9.0), torch.full((5, 4), 9.0)
+    mixes.mhc_head_compute_mix_bwd(grad, grad, torch.ones(1), torch.ones(4), grad.clone(), *sums, 5)
+    assert not any(part.any() for part in sums)

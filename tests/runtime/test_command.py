@@ -56,6 +56,13 @@ def test_profile_is_the_union_of_the_providers_and_follows_arch(capsys: pytest.C
     assert "2 variants installed and intact" in capsys.readouterr().out
 
 
+def test_a_profile_of_one_wheel(capsys: pytest.CaptureFixture[str]) -> None:
+    assert health.profile_patterns("default", None, "tkbuild-kernels") == [BLACKWELL, HOPPER]
+    assert health.profile_patterns("default", None, "tkbuild-kernels-sm90a") == [HOPPER]
+    assert main(["require", "default", "--arch", "sm_90a", "--wheel", "my-kernels"]) == NoVariantError.exit_code
+    assert "no kernel wheel my-kernels is installed for sm_90a; installed: tkbuild-kernels-sm90a" in capsys.readouterr().err
+
+
 def test_profile_of_an_arch_that_is_not_installed() -> None:
     assert main(["require", "default", "--arch", "sm_103a"]) == NoVariantError.exit_code
 

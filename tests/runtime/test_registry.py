@@ -11,7 +11,7 @@ import pytest
 from runtime.providers import cast_signature, write_json, write_provider
 
 from tkbuild.errors import IntegrityError, PackageError
-from tkbuild.manifest import MANIFEST_NAME, content_id
+from tkbuild.manifest import MANIFEST_NAME, RUNTIME_ABI, content_id
 from tkbuild.runtime.registry import read_registry
 
 
@@ -81,9 +81,11 @@ def test_other_schema_is_refused(provider: Path, field: str, value: object) -> N
         read_registry([provider])
 
 
-@pytest.mark.parametrize(("abi", "upgrade"), [(2, "--upgrade tkbuild$"), (0, "--upgrade tkbuild-kernels-sm90a$")])
+@pytest.mark.parametrize(
+    ("abi", "upgrade"), [(RUNTIME_ABI + 1, "--upgrade tkbuild$"), (RUNTIME_ABI - 1, "--upgrade tkbuild-kernels-sm90a$")]
+)
 def test_other_abi_says_which_to_upgrade(provider: Path, abi: int, upgrade: str) -> None:
-    edit(provider, lambda m: m.update(runtime_abi=abi), seal=True)
+    edit(provider, lambda m: m.update(runtime_abi=abi, kernels="in another form"), seal=True)
     with pytest.raises(PackageError, match=upgrade):
         read_registry([provider])
 

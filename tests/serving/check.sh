@@ -8,7 +8,7 @@ trap 'rm -rf "$venv"' EXIT
 "${PYTHON:-python3}" -m venv "$venv"
 "$venv/bin/python" -m pip install --quiet "${TORCH:-torch>=2.10}" dist/tkbuild-*"$(uname -m)".whl dist/tkbuild_kernels_sm90a-*.whl
 cd /
-"$venv/bin/python" -m tkbuild.runtime require default --arch sm_90a
+"$venv/bin/python" -m tkbuild.runtime require default --arch sm_90a --wheel tkbuild-kernels
 "$venv/bin/python" -c "import tkbuild.ops; from tkbuild.runtime.torch_ops import register_torch_ops; print(len(register_torch_ops()), 'ops')"
 if "$venv/bin/python" -m pip list | grep -iE '^(tilelang|pyyaml|click|nvidia-cuda-nvcc) '; then
   echo "the serving environment holds build packages" >&2

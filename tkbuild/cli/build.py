@@ -18,7 +18,7 @@ from tkbuild.errors import ArgumentError, PackageError, TkbuildError
 from tkbuild.facts import build_facts
 from tkbuild.plan import BuildPlan, make_plan, make_requests
 from tkbuild.remote_store import open_store
-from tkbuild.specs import load_specs
+from tkbuild.specs import load_profiles, load_specs
 from tkbuild.stored import load_built, needed_keys
 from tkbuild.variants import Variant, select
 from tkbuild.versions import TKBUILD_VERSION
@@ -47,7 +47,7 @@ def plan_build(
 @remote_option
 @cuda_home_option
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for the wheels.  [default: dist, with patterns dist/partial]")
-@click.option("--name", default=DEFAULT_NAME, show_default=True, help="Distribution name; the arch is appended.")
+@click.option("--name", help=f"Distribution name; the arch is appended.  [default: `wheel` of the profile, else {DEFAULT_NAME}]")
 @click.option("--version", help=f"Version of the wheels.  [default: {TKBUILD_VERSION}, with patterns {PARTIAL_VERSION}]")
 @click.option("--max-bytes", default=DEFAULT_MAX_BYTES, show_default=True, help="Size budget of a wheel.")
 @json_option
@@ -60,7 +60,7 @@ def package_command(
     remote: str | None,
     cuda_home: str | None,
     out: Path | None,
-    name: str,
+    name: str | None,
     version: str | None,
     max_bytes: int,
     as_json: bool,
@@ -95,7 +95,7 @@ def package_command(
                 checks={v.kernel: KernelChecks(v.spec.reference, v.spec.verify, v.spec.bench).to_json() for v in mine},
                 verified=load_verified(specs_dir / VERIFIED_FOLDER / f"{arch}.json", arch),
                 profiles={} if patterns else {profile: [variant.id for variant in mine]},
-                name=name,
+                name=name or load_profiles(specs_dir)[profile].wheel or DEFAULT_NAME,
                 max_bytes=max_bytes,
             )
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import click
@@ -103,7 +104,7 @@ _README = """\
 # Kernels of one's own
 
     tkbuild compile --arch sm_90a                     # needs no GPU
-    tkbuild package --arch sm_90a --name my-kernels   # dist/my_kernels_sm90a-0.1.0-py3-none-any.whl
+    tkbuild package --arch sm_90a                     # dist/, under the name that kernel_specs/profiles/default.yaml gives the wheels
     pip install pytest && python -m pytest            # the reference against values computed by hand
 
 On the GPU machine, with the wheel installed and this folder on PYTHONPATH (for references.py):
@@ -116,7 +117,7 @@ On the GPU machine, with the wheel installed and this folder on PYTHONPATH (for 
 _FILES = {
     "kernel_specs/mine/scale.yaml": _SPEC,
     "kernel_specs/mine/scale.py.j2": _TEMPLATE,
-    "kernel_specs/profiles/default.yaml": 'profile: default\nkernels: ["*"]\n',
+    "kernel_specs/profiles/default.yaml": 'profile: default\nwheel: WHEEL\nkernels: ["*"]\n',
     "references.py": _REFERENCE,
     "tests/conftest.py": "import sys\nfrom pathlib import Path\n\nsys.path.insert(0, str(Path(__file__).parent.parent))\n",
     "tests/test_scale.py": _TEST,
@@ -147,7 +148,12 @@ def _write_files(directory: Path) -> None:
     existing = [name for name in _FILES if (directory / name).exists()]
     if existing:
         raise ArgumentError(f"{directory} has {', '.join(existing)} already; name a new folder", directory=str(directory))
+    # Never the name of tkbuild's own wheels, which an installation would replace.
+    words = re.findall("[a-z0-9]+", directory.resolve().name.lower())
+    wheel = (
+        "-".join(words) if words and words[0][0].isalpha() and words[0] != "tkbuild" else "-".join(["my", *(words or ["kernels"])])
+    )
     for name, text in _FILES.items():
         path = directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, "utf-8")
+        path.write_text(text.replace("WHEEL", wheel), "utf-8")

@@ -119,8 +119,8 @@ class Binder {
            BindStrides(arg, *tensor) && CheckOverlap(arg, *tensor);
   }
 
-  // The tensor with its first dimensions as one, of size 1 if there are none; and where the argument has a constant size, with as many
-  // of the last ones as one as make it up. The tensor itself where its dimensions or strides do not allow that.
+  // The tensor with its first dimensions as one, of size 1 if there are none; and where the argument ends in a constant size, with as
+  // many of the last ones as one as make it up. The tensor itself where its dimensions or strides do not allow that.
   static const DLTensor* Fold(const Arg& arg, const DLTensor& tensor, Folded* folded) {
     int dim = tensor.ndim - 1;
     int64_t dense = 1;
@@ -131,7 +131,8 @@ class Binder {
       if (axis > 0 && dim < 0) return &tensor;
       int64_t size = 1, stride = dense;
       for (bool first = true; dim >= 0; first = false, --dim) {
-        const bool wanted = axis == 0 || first || (extent.kind == Extent::Kind::kConstant && size < extent.value);
+        const bool joins = axis == arg.rank - 1 && extent.kind == Extent::Kind::kConstant && size < extent.value;
+        const bool wanted = axis == 0 || first || joins;
         if (!wanted) break;
         const int64_t own = tensor.shape[dim], step = tensor.strides != nullptr ? tensor.strides[dim] : dense;
         if (own > 1 && size > 1 && step != size * stride && !empty) return &tensor;

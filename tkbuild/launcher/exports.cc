@@ -8,7 +8,7 @@
 namespace tkbuild {
 namespace {
 
-constexpr int kRuntimeAbi = 1;
+constexpr int kRuntimeAbi = 2;
 
 Mutex g_kernels_mutex;
 Kernel* g_kernels = nullptr;

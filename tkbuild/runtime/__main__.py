@@ -27,7 +27,7 @@ def _doctor(_arguments: argparse.Namespace) -> tuple[int, list[Line]]:
 
 
 def _require(arguments: argparse.Namespace) -> tuple[int, list[Line]]:
-    coverage = api.require(health.profile_patterns(arguments.profile, arguments.arch), arguments.arch)
+    coverage = api.require(health.profile_patterns(arguments.profile, arguments.arch, arguments.wheel), arguments.arch)
     found = {one for ids in coverage.found.values() for one in ids}
     wheels = {m.name: sum(v.id in found for v in m.variants) for _, m in registry().providers}
     wheels = {name: count for name, count in wheels.items() if count}
@@ -76,6 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     require = commands.add_parser("require", help="fail unless the variants of a profile are installed and intact")
     require.add_argument("profile", help="a profile that the wheels were built from, a pattern, or a file with one pattern a line")
     require.add_argument("--arch", help="only variants of this arch count")
+    require.add_argument("--wheel", help="whose profile it is, such as tkbuild-kernels; any installed wheel's without it")
     require.set_defaults(run=_require)
     for command in (listing, doctor, require):
         command.add_argument("--json", action="store_true", help="one JSON object a line")

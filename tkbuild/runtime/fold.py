@@ -18,7 +18,7 @@ Layout = tuple[tuple[int, ...], tuple[int, ...]]
 def fold(arg: ArgSpec, shape: tuple[int, ...], strides: tuple[int, ...]) -> Layout | None:
     """Return the shape and strides that ``arg`` sees of a tensor, or None where its dimensions or strides do not allow that.
 
-    The first dimensions count as one, of size 1 if there are none; where the argument has a constant size, as many of the last
+    The first dimensions count as one, of size 1 if there are none; where the argument ends in a constant size, as many of the last
     dimensions count as one as make it up.
     """
     if len(shape) == len(arg.shape):
@@ -39,7 +39,8 @@ def _fold(wanted: tuple[int | None, ...], shape: tuple[int, ...], strides: tuple
         if axis > 0 and not dims:
             return None
         taken: list[tuple[int, int]] = []
-        while dims and (axis == 0 or not taken or math.prod(extent for extent, _ in taken) < (wanted[axis] or 0)):
+        joined = (wanted[axis] or 0) if axis == len(wanted) - 1 else 0
+        while dims and (axis == 0 or not taken or math.prod(extent for extent, _ in taken) < joined):
             taken.append(dims.pop())
         moving = [(extent, stride) for extent, stride in taken if extent > 1]
         if not empty and any(outer != extent * stride for (extent, stride), (_, outer) in itertools.pairwise(moving)):

@@ -84,18 +84,19 @@ def _device(index: int) -> Finding:
     return Finding(f"cuda:{index}", bool(fitting), found, mend)
 
 
-def profile_patterns(profile: str, arch: str | None = None) -> list[str]:
+def profile_patterns(profile: str, arch: str | None = None, wheel: str | None = None) -> list[str]:
     """Return the patterns that ``profile`` stands for.
 
     profile: the name of a profile that installed wheels were built from (all its ids, of ``arch`` if given), a file with
-    one pattern a line, or a pattern.  Raises: ArgumentError for a profile without patterns, a file that cannot be read
-    and a bad arch, IntegrityError for a damaged checks.json.
+    one pattern a line, or a pattern.  wheel: which wheels' profile counts, by their name with or without the arch.
+    Raises: ArgumentError for a profile without patterns, a file that cannot be read and a bad arch, NoVariantError where such a wheel is
+    not installed, IntegrityError for a damaged checks.json.
     """
     lines = _lines(Path(profile))
     if lines is not None:
         patterns = [text for line in lines if (text := line.split("#")[0].strip())]
     else:
-        patterns = _installed_patterns(profile, arch)
+        patterns = _installed_patterns(profile, arch, wheel)
     if not profile or not patterns:
         raise ArgumentError(f"profile {profile!r} names no pattern, expected at least one, such as 'quant.*'", profile=profile)
     return patterns
@@ -110,9 +111,17 @@ def _lines(path: Path) -> list[str] | None:
         raise ArgumentError(f"{path}: {exc}; give a readable UTF-8 file with one pattern a line", path=str(path)) from exc
 
 
-def _installed_patterns(profile: str, arch: str | None) -> list[str]:
+def _installed_patterns(profile: str, arch: str | None, wheel: str | None) -> list[str]:
     wanted = None if arch is None else str(TargetArch.parse(arch))
     providers = [(root, manifest) for root, manifest in registry().providers if wanted in (None, manifest.arch)]
+    if wheel is not None:
+        have = ", ".join(sorted({manifest.name for _, manifest in providers})) or "none"
+        suffix = {manifest.name: f"-{TargetArch.parse(manifest.arch).wheel_suffix}" for _, manifest in providers}
+        providers = [(root, m) for root, m in providers if wheel in (m.name, m.name.removesuffix(suffix[m.name]))]
+        if not providers:
+            raise NoVariantError(
+                f"no kernel wheel {wheel} is installed{f' for {wanted}' if wanted else ''}; installed: {have}", wheel=wheel
+            )
     known = [read_profiles(*one) for one in providers]
     asked = [profiles[profile] for profiles in known if profile in profiles]
     if known and not asked and profile.isidentifier():  # names of kernels have a dot

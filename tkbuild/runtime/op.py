@@ -172,7 +172,7 @@ class KernelOp:
         """Like a call, but of whatever type the tensors are: what ``torch.ops`` arrives at."""
         if self._is_simple:
             first = tensors[0]
-            key: Any = (static, scalars if self._needs_scalars else None, first.dtype, first.shape, first.get_device())
+            key: Any = (static, self._deciding_scalars(scalars), first.dtype, first.shape, first.get_device())
         else:
             key = self._key(tensors, static, scalars)
         plan = self._plans.get(key)
@@ -193,7 +193,10 @@ class KernelOp:
         result = self.dispatched(*tensors, **keywords)
         if outs is None:
             return result
-        for out, value in zip(outs, result if isinstance(result, tuple) else (result,), strict=True):
+        for place, (out, value) in enumerate(zip(outs, result if isinstance(result, tuple) else (result,), strict=True)):
+            if out.dtype == value.dtype and out.dim() != value.dim() and out.numel() == value.numel() and self._folds(place):
+                out.copy_(value.reshape(out.shape))
+                continue
             if out.dtype != value.dtype or out.shape != value.shape:  # copy_ would convert and broadcast
                 raise ArgumentError(
                     f"{self.kernel}: an output buffer is {out.dtype} {tuple(out.shape)}, expected {value.dtype} {tuple(value.shape)}",
@@ -202,9 +205,14 @@ class KernelOp:
             out.copy_(value)
         return outs[0] if len(outs) == 1 else outs
 
+    def _folds(self, place: int) -> bool:
+        """Whether output number ``place`` may have more dimensions, or one fewer, than the op makes."""
+        known = registry().signatures.get(self.kernel)
+        return known is not None and [arg for arg in known.args if arg.role == "out"][place].folds
+
     def _key(self, tensors: tuple[Any, ...], static: tuple[Any, ...], scalars: tuple[Any, ...]) -> Any:
         facts = [None if (t := tensors[place]) is None else read(t) for place, read in self._deciding]
-        return (static, scalars if self._needs_scalars else None, tensors[0].get_device(), *facts)
+        return (static, self._deciding_scalars(scalars), tensors[0].get_device(), *facts)
 
     @functools.cached_property
     def _deciding(self) -> tuple[tuple[int, Callable[[torch.Tensor], Any]], ...]:
@@ -228,8 +236,10 @@ class KernelOp:
         return tuple(found)
 
     @functools.cached_property
-    def _needs_scalars(self) -> bool:
-        return bool(self._planned_names & {scalar.name for scalar in self.signature.scalars})
+    def _deciding_scalars(self) -> Callable[[tuple[Any, ...]], Any]:
+        """What takes those that decide the variant or the outputs out of a call's scalars."""
+        places = [place for place, scalar in enumerate(self.signature.scalars) if scalar.name in self._planned_names]
+        return operator.itemgetter(*places) if places else _nothing
 
     @functools.cached_property
     def _needs_strides(self) -> bool:
@@ -276,6 +286,10 @@ class KernelOp:
             make_outs=tuple(out.maker(device) for out in outs),
             options=tuple(static[len(signature.given_axes) :]),
         )
+
+
+def _nothing(_scalars: tuple[Any, ...]) -> None:
+    return None
 
 
 _dtype = operator.attrgetter("dtype")

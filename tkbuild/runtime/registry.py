@@ -21,7 +21,7 @@ from typing import Any
 from tkbuild.arch import TargetArch
 from tkbuild.elf import cubin_arch
 from tkbuild.errors import IntegrityError, PackageError
-from tkbuild.manifest import CHECKS_NAME, MANIFEST_NAME, RUNTIME_ABI, Manifest, VariantRecord
+from tkbuild.manifest import CHECKS_NAME, MANIFEST_NAME, Manifest, VariantRecord
 from tkbuild.signature import KernelSignature
 
 ENTRY_POINT_GROUP = "tkbuild.kernels"
@@ -157,19 +157,11 @@ def read_manifest(root: Path) -> Manifest:
     """Return the manifest in ``root``. Raises: IntegrityError if it is damaged, PackageError for another runtime ABI."""
     path = root / MANIFEST_NAME
     try:
-        manifest = Manifest.from_text(path.read_text("utf-8"))
+        return Manifest.from_text(path.read_text("utf-8"))
     except IntegrityError as exc:
         raise IntegrityError(f"{path}: {exc.message}", **{**exc.facts, "path": str(path)}) from exc
     except (OSError, ValueError, RecursionError) as exc:
         raise IntegrityError(f"{path}: {exc}; reinstall the kernel wheel", path=str(path)) from exc
-    if manifest.runtime_abi != RUNTIME_ABI:
-        newer = "tkbuild" if manifest.runtime_abi > RUNTIME_ABI else manifest.name
-        raise PackageError(
-            f"{manifest.name} {manifest.version} is built for runtime ABI {manifest.runtime_abi}, this tkbuild has "
-            f"{RUNTIME_ABI}; pip install --upgrade {newer}",
-            manifest=str(path),
-        )
-    return manifest
 
 
 def read_checks_file(root: Path, manifest: Manifest) -> Mapping[str, Any]:

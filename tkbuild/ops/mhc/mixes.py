@@ -73,7 +73,7 @@ def mhc_head_compute_mix_bwd(
     )
     sums, out = (mhc_scale_grad_partial, mhc_base_grad_partial), taken(tokens, kernel, "input_mix_grad", input_mix_grad, *_MIX)
     _head_bwd((grad, mix, mhc_scale, mhc_base, *sums), (), (), (out,))
-    if mix.shape[0] == 0:  # nothing was launched
+    if mix.numel() == 0:  # nothing was launched
         for partial in sums:
             partial.zero_()
 

@@ -81,12 +81,17 @@ def taken(
     view: Callable[..., torch.Tensor], kernel: str, name: str, tensor: torch.Tensor, *endings: tuple[int, ...]
 ) -> torch.Tensor:
     """Return ``view(kernel, name, tensor, *endings)``, or the tensor itself where the launcher can count its first dimensions as one."""
-    return view(kernel, name, tensor, *endings) if tensor.dim() < _FOLDED_DIMS or is_traced(tensor) else tensor
+    shape = tensor.shape
+    known = not endings or any(shape[-len(ending) :] == ending for ending in endings)
+    return tensor if known and len(shape) >= _FOLDED_DIMS and not is_traced(tensor) else view(kernel, name, tensor, *endings)
 
 
 def outputs(*models: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
-    """Return contiguous tensors of the shapes and dtypes of ``models``; None where torch traces, and the op makes its own."""
-    return None if is_traced(models[0]) else tuple([new_empty(model, model.shape, model.dtype) for model in models])
+    """Return contiguous tensors of the shapes and dtypes of ``models``; None where the op makes its own: where torch traces, and for
+    one token's (m, 1), which the launcher would take for m tokens."""
+    if any(is_traced(model) or (model.dim() == 2 and model.shape[1] == 1) for model in models):
+        return None
+    return tuple([new_empty(model, model.shape, model.dtype) for model in models])
 
 
 def _folded(kernel: str, name: str, tensor: torch.Tensor, kept: int, joined: bool) -> torch.Tensor:

@@ -99,8 +99,12 @@ def reduce_fused(
     rows, x_sf = (x, None) if isinstance(x, torch.Tensor) else x
     if rows.dtype not in (torch.bfloat16, torch.float32):
         raise ArgumentError(f"{name}: x is {dtype_name(rows.dtype)}, expected bfloat16 or float32", kernel=name)
-    if x_sf is not None and x_sf.shape != rows.shape[:1]:
-        raise ArgumentError(f"{name}: scales of shape {tuple(x_sf.shape)}, expected ({rows.shape[0]},)", kernel=name)
+    if x_sf is not None and (not isinstance(x_sf, torch.Tensor) or x_sf.shape != rows.shape[:1] or rows.dim() != 2):
+        found = f"a tensor of shape {tuple(x_sf.shape)}" if isinstance(x_sf, torch.Tensor) else type(x_sf).__name__
+        raise ArgumentError(
+            f"{name}: the rows have shape {tuple(rows.shape)} and their scales are {found}, expected (N, H) and a tensor (N,)",
+            kernel=name,
+        )
     out_dtype = "float8_e4m3fn" if fp8_format else dtype_name(rows.dtype)
     tensors = (rows, x_sf, topk_weights, token_topk_to_pos, sf)
     result: torch.Tensor = _reduce_fused(tensors, (out_dtype,), (), None if out is None else (out,))

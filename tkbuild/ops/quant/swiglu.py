@@ -240,7 +240,7 @@ def forward_cast(
 
 
 def _check_format(name: str, fmt: str, block: int) -> None:
-    if fmt != "e4m3" or block not in _BLOCKS:
+    if fmt != "e4m3" or block not in _BLOCKS or not isinstance(block, int):
         raise refusal(name, f"fmt={fmt!r} in blocks of {block}", "'e4m3' of 32 or 128")
 
 
