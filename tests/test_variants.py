@@ -101,7 +101,7 @@ def test_patterns(specs: dict[str, KernelSpec], patterns: list[str], archs: list
     ("pattern", "archs", "telling"),
     [
         ("quant.cats", [], "did you mean quant.cast"),
-        ("*@sm_120a", [], "is built for sm_90a, sm_100a"),
+        ("*@sm_120a", [], "has `targets` for sm_90a, sm_100a"),
         ("moe.gate", [SM100A], "selects nothing"),
         ("*@sm90a", [], "did you mean sm_90a?"),
         ("", [], "selects nothing"),
@@ -161,5 +161,5 @@ def test_run_time_sizes_do_not_multiply_variants(tmp_path: Path) -> None:
 def test_a_profile_is_judged_without_regard_to_archs(specs: dict[str, KernelSpec]) -> None:
     chosen = select(specs, archs=[SM100A], profile=profile(("moe.gate", "quant.cast")))
     assert {(variant.kernel, variant.arch) for variant in chosen} == {("quant.cast", SM100A)}
-    with pytest.raises(PatternError, match=r"'moe.gate' is built for sm_90a"):
+    with pytest.raises(PatternError, match=r"'moe.gate' has `targets` for sm_90a"):
         select(specs, ["moe.gate"], [SM100A], profile(("moe.gate", "quant.cast")))

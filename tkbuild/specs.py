@@ -86,7 +86,11 @@ def _spec_files(folder: Path) -> list[Path]:
 
 def _refuse_folder(exc: OSError) -> NoReturn:
     absent = isinstance(exc, FileNotFoundError | NotADirectoryError)
-    reason = "no such folder of kernel specs" if absent else f"this folder cannot be read: {exc.strerror}"
+    reason = (
+        "no such folder of kernel specs; go to that of a project, give --specs, or start one by `tkbuild init`"
+        if absent
+        else f"this folder cannot be read: {exc.strerror}"
+    )
     raise SpecError(f"{exc.filename}: {reason}", problems=()) from exc
 
 

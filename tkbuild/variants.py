@@ -152,7 +152,9 @@ def _nothing(pattern: str, everything: list[Variant], wanted: list[Variant]) -> 
     glob = pattern.rpartition("@")[0] or pattern
     if any(_matches(glob, variant) for variant in everything):
         archs = ", ".join(str(arch) for arch in sorted({v.arch for v in everything if _matches(glob, v)}))
-        return f"{pattern!r} selects nothing: {glob!r} is built for {archs}, asked for is another arch"
+        return (
+            f"{pattern!r} selects nothing: {glob!r} has `targets` for {archs}, and none for what is asked for: add it to the spec"
+        )
     if any(_matches(f"{glob}.*", variant) for variant in everything):
         return f"{pattern!r} selects nothing; did you mean {glob}.*?"
     return f"{pattern!r} selects nothing{_nearest(glob, _names(everything))}"

@@ -89,6 +89,7 @@ from pathlib import Path
 import torch
 from references import scale
 
+from tkbuild.cases import reference_function
 from tkbuild.specs import load_specs
 
 
@@ -96,8 +97,11 @@ def test_scale() -> None:
     assert scale(torch.tensor([[1.5, -2.0]]), factor=2.0).tolist() == [[3.0, -4.0]]
 
 
-def test_spec_loads() -> None:
-    assert "mine.scale" in load_specs(Path(__file__).parent.parent / "kernel_specs")
+def test_specs_load_and_name_their_references() -> None:
+    specs = load_specs(Path(__file__).parent.parent / "kernel_specs")
+    assert "mine.scale" in specs
+    for spec in specs.values():
+        reference_function(spec.reference)
 '''
 
 _README = """\
