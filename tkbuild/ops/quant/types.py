@@ -27,16 +27,18 @@ def by_format(
     function: str, name: str, sf: torch.Tensor, formats: tuple[torch.dtype, ...] = FORMATS_OF_SCALES
 ) -> tuple[torch.Tensor | None, ...]:
     """Return ``sf`` at the place of its dtype in ``formats`` and None at the others. Raises: ArgumentError for another dtype."""
-    if sf.dtype not in formats:
+    if not isinstance(sf, torch.Tensor) or sf.dtype not in formats:
         known = ", ".join(map(dtype_name, formats))
-        raise ArgumentError(f"{function}: {name} is {dtype_name(sf.dtype)}, expected one of {known}", argument=name)
+        found = dtype_name(sf.dtype) if isinstance(sf, torch.Tensor) else type(sf).__name__
+        raise ArgumentError(f"{function}: {name} is {found}, expected a tensor of one of {known}", argument=name)
     return tuple([sf if sf.dtype == dtype else None for dtype in formats])
 
 
 def block_of(function: str, name: str, block: Any) -> tuple[int, int]:
-    """Return ``block`` as (rows, columns). Raises: ArgumentError unless it is two numbers."""
-    if not isinstance(block, (tuple, list)) or len(block) != 2 or not all(isinstance(extent, int) for extent in block):
-        raise ArgumentError(f"{function}: {name} is {block!r}, expected (rows, columns)")
+    """Return ``block`` as (rows, columns). Raises: ArgumentError unless it is two numbers, both at least 1."""
+    is_pair = isinstance(block, (tuple, list)) and len(block) == 2
+    if not is_pair or not all(isinstance(extent, int) and extent >= 1 for extent in block):
+        raise ArgumentError(f"{function}: {name} is {block!r}, expected (rows, columns), both at least 1")
     return block[0], block[1]
 
 
