@@ -90,7 +90,7 @@ def bench(
     try:
         for setting, _ in settings:
             setting(pdl)
-        _bench(variants, device, peer, peer_api, lambda found: on_measurement(replace(found, pdl=pdl)))
+        _bench(variants, device, peer, peer_api, on_measurement)
     finally:
         for setting, before in settings:
             setting(before)
@@ -110,7 +110,8 @@ def _bench(
             continue
         for case, values in applicable_calls(variant, found.bench.workloads, large=True):
             fills = {**(found.verify.inputs if found.verify else {}), **(case.inputs or {})}
-            on_measurement(replace(_measure(variant, found.bench, values, fills, device, peer, peer_api), why=case.why))
+            measured = _measure(variant, found.bench, values, fills, device, peer, peer_api)
+            on_measurement(replace(measured, why=case.why, pdl=get_pdl()))
 
 
 def _measure(

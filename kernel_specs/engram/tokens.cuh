@@ -1,6 +1,9 @@
-// Tokens that the threads of a CTA or of a cluster share; a thread has 8 columns of all four streams. Included behind memory.cuh.
+// Tokens that the threads of a CTA or of a cluster share; a thread has 8 columns of all four streams. Included behind memory.cuh and copies.cuh.
 namespace tokens {
 using memory::i64;
+using memory::copy_16;
+using memory::end_copies;
+using memory::wait_for_copies;
 constexpr int kStreams = 4, kVector = 8, kMaxWarps = 32;  // of a group
 constexpr unsigned kAllLanes = 0xFFFFFFFFu;
 
@@ -21,15 +24,6 @@ struct Place {
     column = vector * kVector;
   }
 };
-
-// A copy into shared memory on its way; only the thread that made it may read it, when it has waited for it.
-__device__ __forceinline__ void copy_16(void* to, const void* from) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(unsigned(__cvta_generic_to_shared(to))), "l"(from) : "memory");
-}
-__device__ __forceinline__ void end_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Waits for all but the last kPending ends.
-template <int kPending>
-__device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_group %0;" :: "n"(kPending) : "memory"); }
 
 __device__ __forceinline__ float of_stream(float value, int stream) { return __shfl_sync(kAllLanes, value, 8 * stream); }
 

@@ -1,6 +1,9 @@
 // Rows of 64 bfloat16 columns on their way through shared memory: 128 bytes each, 16-byte vectors swapped by row, so that a row's vectors
 // and eight rows' vectors of the same columns lie in different banks. Slots start at multiples of 128 bytes.
+{% include "../common/copies.cuh" %}
 namespace norm_fn {
+using memory::end_copies;
+using memory::wait_for_copies;
 constexpr int kRowBytes = 128;
 
 __device__ __forceinline__ unsigned shared_address(const void* p) { return unsigned(__cvta_generic_to_shared(p)); }
@@ -9,10 +12,6 @@ __device__ __forceinline__ unsigned shared_address(const void* p) { return unsig
 __device__ __forceinline__ void copy_async(unsigned to, const void* from, bool inside) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
 }
-__device__ __forceinline__ void end_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Of the groups ended so far all but the last kLeft have come.
-template <int kLeft>
-__device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_group %0;" :: "n"(kLeft) : "memory"); }
 
 // Where the vector lies that a lane copies: of row lane / 8 + 4 * i.
 __device__ __forceinline__ unsigned vector_offset(int lane, int i) {

@@ -47,7 +47,7 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             near = difflib.get_close_matches(cmd_name, COMMANDS, n=1)
-            ctx.fail(f"no command {cmd_name!r}{f'; did you mean {near[0]!r}?' if near else ''} There are: {', '.join(COMMANDS)}.")
+            ctx.fail(f"no command {cmd_name!r}{f'; did you mean {near[0]!r}?' if near else '.'} There are: {', '.join(COMMANDS)}.")
         if cmd_name in _NEED_TORCH and importlib.util.find_spec("torch") is None:
             raise MissingPackageError(f"{cmd_name} needs torch: pip install 'torch>=2.10'")
         module = importlib.import_module(COMMANDS[cmd_name][0])

@@ -82,6 +82,7 @@ def package_command(
             f"or do not fit their spec: {shown}; run `tkbuild compile`",
             missing=missing,
         )
+    wheel_name = name or load_profiles(specs_dir)[profile].wheel or DEFAULT_NAME
     requests = []
     for arch in sorted({variant.arch for variant in variants}):
         mine = [variant for variant in variants if variant.arch == arch]
@@ -95,7 +96,7 @@ def package_command(
                 checks={v.kernel: KernelChecks(v.spec.reference, v.spec.verify, v.spec.bench).to_json() for v in mine},
                 verified=load_verified(specs_dir / VERIFIED_FOLDER / f"{arch}.json", arch),
                 profiles={} if patterns else {profile: [variant.id for variant in mine]},
-                name=name or load_profiles(specs_dir)[profile].wheel or DEFAULT_NAME,
+                name=wheel_name,
                 max_bytes=max_bytes,
             )
         )

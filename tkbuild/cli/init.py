@@ -101,7 +101,8 @@ def test_specs_load_and_name_their_references() -> None:
     specs = load_specs(Path(__file__).parent.parent / "kernel_specs")
     assert "mine.scale" in specs
     for spec in specs.values():
-        reference_function(spec.reference)
+        if spec.reference:
+            reference_function(spec.reference)
 '''
 
 _README = """\
@@ -152,12 +153,15 @@ def _write_files(directory: Path) -> None:
     existing = [name for name in _FILES if (directory / name).exists()]
     if existing:
         raise ArgumentError(f"{directory} has {', '.join(existing)} already; name a new folder", directory=str(directory))
-    # Never the name of tkbuild's own wheels, which an installation would replace.
-    words = re.findall("[a-z0-9]+", directory.resolve().name.lower())
-    wheel = (
-        "-".join(words) if words and words[0][0].isalpha() and words[0] != "tkbuild" else "-".join(["my", *(words or ["kernels"])])
-    )
+    wheel = _wheel_name(directory)
     for name, text in _FILES.items():
         path = directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text.replace("WHEEL", wheel), "utf-8")
+
+
+def _wheel_name(directory: Path) -> str:
+    """The folder's name; never one of tkbuild's own wheels, which an installation would replace."""
+    words = re.findall("[a-z0-9]+", directory.resolve().name.lower())
+    is_free = words and words[0][0].isalpha() and words[0] != "tkbuild"
+    return "-".join(words if is_free else ["my", *(words or ["kernels"])])

@@ -8,7 +8,7 @@ import math
 
 from tkbuild.signature import ArgSpec
 
-__all__ = ["fold"]
+__all__ = ["fold", "folded_layout"]
 
 _MAX_LAYOUTS = 4096
 
@@ -27,11 +27,12 @@ def fold(arg: ArgSpec, shape: tuple[int, ...], strides: tuple[int, ...]) -> Layo
         return None
     wanted = tuple([None if expr.names() else int(expr.evaluate({})) for expr in arg.shape])
     known = all(type(extent) is int for extent in (*shape, *strides))  # not so while torch traces with sizes that it keeps open
-    return (_fold if known else _fold.__wrapped__)(wanted, tuple(shape), tuple(strides))
+    return (folded_layout if known else folded_layout.__wrapped__)(wanted, tuple(shape), tuple(strides))
 
 
 @functools.lru_cache(_MAX_LAYOUTS)
-def _fold(wanted: tuple[int | None, ...], shape: tuple[int, ...], strides: tuple[int, ...]) -> Layout | None:
+def folded_layout(wanted: tuple[int | None, ...], shape: tuple[int, ...], strides: tuple[int, ...]) -> Layout | None:
+    """``fold`` to as many dimensions as ``wanted`` has, which are constants or None."""
     dims = list(zip(shape, strides, strict=True))
     empty = 0 in shape
     result: list[tuple[int, int]] = []

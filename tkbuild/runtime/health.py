@@ -116,8 +116,7 @@ def _installed_patterns(profile: str, arch: str | None, wheel: str | None) -> li
     providers = [(root, manifest) for root, manifest in registry().providers if wanted in (None, manifest.arch)]
     if wheel is not None:
         have = ", ".join(sorted({manifest.name for _, manifest in providers})) or "none"
-        suffix = {manifest.name: f"-{TargetArch.parse(manifest.arch).wheel_suffix}" for _, manifest in providers}
-        providers = [(root, m) for root, m in providers if wheel in (m.name, m.name.removesuffix(suffix[m.name]))]
+        providers = [(root, m) for root, m in providers if m.name in (wheel, f"{wheel}-{TargetArch.parse(m.arch).wheel_suffix}")]
         if not providers:
             raise NoVariantError(
                 f"no kernel wheel {wheel} is installed{f' for {wanted}' if wanted else ''}; installed: {have}", wheel=wheel

@@ -194,15 +194,13 @@ class KernelOp:
         if outs is None:
             return result
         for place, (out, value) in enumerate(zip(outs, result if isinstance(result, tuple) else (result,), strict=True)):
-            if out.dtype == value.dtype and out.dim() != value.dim() and out.numel() == value.numel() and self._folds(place):
-                out.copy_(value.reshape(out.shape))
-                continue
-            if out.dtype != value.dtype or out.shape != value.shape:  # copy_ would convert and broadcast
+            folds = out.dim() != value.dim() and out.numel() == value.numel() and self._folds(place)
+            if out.dtype != value.dtype or not (folds or out.shape == value.shape):  # copy_ would convert and broadcast
                 raise ArgumentError(
                     f"{self.kernel}: an output buffer is {out.dtype} {tuple(out.shape)}, expected {value.dtype} {tuple(value.shape)}",
                     kernel=self.kernel,
                 )
-            out.copy_(value)
+            out.copy_(value.reshape(out.shape) if folds else value)
         return outs[0] if len(outs) == 1 else outs
 
     def _folds(self, place: int) -> bool:

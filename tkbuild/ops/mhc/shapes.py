@@ -3,14 +3,13 @@ or differentiated."""
 
 from __future__ import annotations
 
-import functools
-import itertools
 import math
 from collections.abc import Callable
 
 import torch
 
 from tkbuild.errors import ArgumentError
+from tkbuild.runtime.fold import folded_layout
 from tkbuild.runtime.op import contiguous_strides, is_traced, new_empty, view_of
 
 __all__ = ["STREAMS", "like", "matrices", "outputs", "rows", "streams", "taken", "tokens"]
@@ -20,7 +19,6 @@ STREAMS = 4
 
 #: Tensors of fewer dimensions are viewed: none of the kernels has an argument of more.
 _FOLDED_DIMS = 3
-_MAX_LAYOUTS = 4096
 
 
 def tokens(kernel: str, name: str, tensor: torch.Tensor, *endings: tuple[int, ...]) -> torch.Tensor:
@@ -97,10 +95,10 @@ def outputs(*models: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
 def _folded(kernel: str, name: str, tensor: torch.Tensor, kept: int, joined: bool) -> torch.Tensor:
     """``tensor`` with its dimensions before the last ``kept`` as one, and those last ones, too, if ``joined``."""
     shape = tensor.shape
+    tail = shape[len(shape) - kept :]
     if is_traced(tensor):
-        tail = shape[len(shape) - kept :]
         return tensor.view(math.prod(shape[: len(shape) - kept]), *((math.prod(tail),) if joined else tail))
-    layout = _layout(shape, tensor.stride(), kept, joined)
+    layout = folded_layout((None, math.prod(tail)) if joined else (None,) * (kept + 1), shape, tensor.stride())
     if layout is None:
         raise ArgumentError(
             f"{kernel}: {name} has shape {tuple(shape)} and strides {tensor.stride()}, expected leading dimensions that can "
@@ -109,22 +107,3 @@ def _folded(kernel: str, name: str, tensor: torch.Tensor, kept: int, joined: boo
             argument=name,
         )
     return tensor.view(layout[0]) if tensor.requires_grad else view_of(tensor, *layout, 0)
-
-
-@functools.lru_cache(_MAX_LAYOUTS)
-def _layout(
-    shape: tuple[int, ...], strides: tuple[int, ...], kept: int, joined: bool
-) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Size and strides of a folded tensor, or None where its strides do not allow it."""
-    dims, lead = list(zip(shape, strides, strict=True)), len(shape) - kept
-    groups = [dims[:lead], dims[lead:]] if joined else [dims[:lead], *([dim] for dim in dims[lead:])]
-    size = tuple(math.prod(extent for extent, _ in group) for group in groups)
-    if math.prod(shape) == 0:
-        return size, contiguous_strides(size)
-    steps = []
-    for group, contiguous in zip(groups, contiguous_strides(size), strict=True):
-        moving = [(extent, stride) for extent, stride in group if extent > 1]
-        if any(outer != extent * stride for (_, outer), (extent, stride) in itertools.pairwise(moving)):
-            return None
-        steps.append(moving[-1][1] if moving else contiguous)
-    return size, tuple(steps)

@@ -6,7 +6,7 @@ import torch
 
 from tkbuild.errors import ArgumentError
 from tkbuild.ops.config import settings
-from tkbuild.ops.quant.types import QuantTensor, block_of, by_format, check_packed, pair_of
+from tkbuild.ops.quant.types import LARGEST, QuantTensor, block_of, by_format, check_packed, pair_of
 from tkbuild.runtime.op import kernel_op
 
 _per_block_cast = kernel_op("quant.per_block_cast")
@@ -14,7 +14,6 @@ _with_sf_only = kernel_op("quant.per_block_cast_with_sf_only")
 _with_precomputed_sf = kernel_op("quant.per_block_cast_with_precomputed_sf")
 _lossless = kernel_op("quant.per_block_cast_lossless")
 
-_LARGEST = {"e4m3": 448.0, "e2m1": 6.0}
 _LOSSLESS_FORMATS = (torch.float32, torch.int32)
 
 
@@ -60,7 +59,7 @@ def per_block_cast_with_sf_only(
     Shapes, dtypes and errors as there.
     """
     static, scalars = _how("per_block_cast_with_sf_only", fmt, block_size, use_tma_aligned_col_major_sf, round_sf, use_packed_ue8m0)
-    result: torch.Tensor = _with_sf_only((x,), static, (*scalars, _LARGEST[fmt]), None if out_sf is None else (out_sf,))
+    result: torch.Tensor = _with_sf_only((x,), static, (*scalars, LARGEST[fmt]), None if out_sf is None else (out_sf,))
     return result
 
 
@@ -141,6 +140,6 @@ def _how(
 
 
 def _check(function: str, fmt: str, *, round_sf: bool, packed: bool) -> None:
-    if fmt not in _LARGEST:
+    if fmt not in LARGEST:
         raise ArgumentError(f"quant.{function}: fmt is {fmt!r}, expected 'e4m3' or 'e2m1'", fmt=fmt)
     check_packed(f"quant.{function}", round_sf, packed)

@@ -6,7 +6,7 @@ import torch
 
 from tkbuild.errors import ArgumentError
 from tkbuild.ops.config import settings
-from tkbuild.ops.quant.types import QuantTensor, block_of, by_format, check_packed, pair_of
+from tkbuild.ops.quant.types import LARGEST, QuantTensor, block_of, by_format, check_packed, pair_of
 from tkbuild.runtime.op import kernel_op
 
 _per_token_cast = kernel_op("quant.per_token_cast")
@@ -16,7 +16,6 @@ _with_sf_only = kernel_op("quant.per_token_cast_with_sf_only")
 _with_precomputed_sf = kernel_op("quant.per_token_cast_with_precomputed_sf")
 _cast_and_cast_back = kernel_op("quant.per_token_cast_and_cast_back")
 
-_LARGEST = {"e4m3": 448.0, "e2m1": 6.0}
 _PRECOMPUTED_FORMATS = (torch.float32, torch.float8_e4m3fn)
 
 
@@ -101,7 +100,7 @@ def per_token_cast_with_sf_only(
             "quant.per_token_cast_with_sf_only: out_sf with use_tma_aligned_col_major_sf=True, expected False: given scales are row-major"
         )
     static = ("e4m3" if use_e4m3_sf else "ue8m0" if use_packed_ue8m0 else "f32", use_tma_aligned_col_major_sf)
-    scalars = (num_per_channels, round_sf, settings.clamps[fmt, use_e4m3_sf], _LARGEST[fmt])
+    scalars = (num_per_channels, round_sf, settings.clamps[fmt, use_e4m3_sf], LARGEST[fmt])
     result: torch.Tensor = _with_sf_only((x,), static, scalars, None if out_sf is None else (out_sf,))
     return result
 
@@ -158,7 +157,7 @@ def per_token_cast_and_cast_back(
 
 def _check(function: object, fmt: str, round_sf: bool, packed: bool, e4m3_sf: bool) -> None:
     name = f"quant.{getattr(function, '__name__', function)}"
-    if fmt not in _LARGEST:
+    if fmt not in LARGEST:
         raise ArgumentError(f"{name}: fmt is {fmt!r}, expected 'e4m3' or 'e2m1'", fmt=fmt)
     if e4m3_sf and (round_sf or packed):
         raise ArgumentError(f"{name}: use_e4m3_sf with round_sf or use_packed_ue8m0, expected one kind of scales")

@@ -11,6 +11,8 @@ from tkbuild.runtime.op import dtype_name, is_traced, new_empty, view_of
 
 QuantTensor = tuple[torch.Tensor, torch.Tensor]
 """Quantised data with its scale factors."""
+LARGEST = {"e4m3": 448.0, "e2m1": 6.0}
+"""The greatest value of a format: an abs-max over it is the scale."""
 FORMATS_OF_SCALES = (torch.float32, torch.int32, torch.float8_e4m3fn)
 """The dtypes of float32, packed and e4m3 scales, in the order in which kernels that take any of them do."""
 _COLUMN_PITCH = 4
