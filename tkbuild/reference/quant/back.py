@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tkbuild.reference.quant.rules import canonical_nan, e2m1_values, expand, given_scales, ue8m0_value, unpack_e2m1, unpack_ue8m0
+from tkbuild.reference.quant.rules import canonical_nan, e2m1_values, expand, given_scales, scale_values, unpack_e2m1
 
 _GROUP_BYTES = 12
 _CODE_BITS = 12
@@ -31,7 +31,8 @@ def cast_back(
     """
     values = data_values(data)
     given = given_scales(sf, sf_packed, sf_e4m3)
-    product = values * expand(_scales(given, bool(token_packed)), bm, bk, values.shape)
+    scale = scale_values(given.T).T if token_packed else scale_values(given)
+    product = values * expand(scale, bm, bk, values.shape)
     return canonical_nan(product.to(getattr(torch, out_dtype)))
 
 
@@ -58,10 +59,3 @@ def e5m6_values(data: torch.Tensor) -> torch.Tensor:
         pair = (words[:, word] & _WORD_MASK >> offset) << 32 | words[:, word + 1]
         codes.append((pair >> (64 - offset - _CODE_BITS)).to(torch.int16) << (16 - _CODE_BITS))
     return torch.stack(codes, dim=1).view(torch.float16).float().view(rows, width * 8 // _CODE_BITS)
-
-
-def _scales(sf: torch.Tensor, token_packed: bool) -> torch.Tensor:
-    if sf.dtype != torch.int32:
-        return sf.float()
-    fields = unpack_ue8m0(sf.T).T if token_packed else unpack_ue8m0(sf)
-    return ue8m0_value(fields)

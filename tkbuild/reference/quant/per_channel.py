@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tkbuild.reference.quant.rules import block_amax, expand, round_to_e4m3, scales, ue8m0_value, unpack_ue8m0
+from tkbuild.reference.quant.rules import block_amax, expand, round_to_e4m3, scale_values, scales
 
 
 def per_channel_cast(
@@ -45,8 +45,7 @@ def per_channel_cast_quantised(
 
     Dtypes: x float8_e4m3fn; x_sf float32, float8_e4m3fn or int32 of packed ue8m0, any strides.
     """
-    scale = ue8m0_value(unpack_ue8m0(x_sf)) if x_sf.dtype == torch.int32 else x_sf.float()
-    values = x.float() * expand(scale, 1, x_block, x.shape)
+    values = x.float() * expand(scale_values(x_sf), 1, x_block, x.shape)
     return _cast(_gathered(values, pos_to_token, rows), sf_format, block, round_sf, amax_min)
 
 

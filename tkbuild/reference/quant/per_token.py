@@ -6,23 +6,21 @@ from typing import NamedTuple
 
 import torch
 
+from tkbuild.reference.quant.back import data_values
 from tkbuild.reference.quant.rules import (
     E2M1_MAX,
     E4M3_MAX,
     block_amax,
     canonical_nan,
     column_major,
-    e2m1_values,
     expand,
     given_scales,
     pack_e2m1,
     pack_ue8m0,
     round_to_e2m1,
     round_to_e4m3,
+    scale_values,
     scales,
-    ue8m0_value,
-    unpack_e2m1,
-    unpack_ue8m0,
 )
 from tkbuild.reference.quant.stochastic import QUAD, random_bits_of_four, random_words, stochastic_e2m1, stochastic_e4m3
 
@@ -118,7 +116,7 @@ def per_token_cast_and_cast_back(
     values = x.float()
     made = _scales(block_amax(values, 1, block), amax_min, _LARGEST[fmt], "e4m3" if e4m3_sf else "f32", bool(round_sf))
     codes = _codes(values * expand(made.inv, 1, block, x.shape), fmt)
-    return canonical_nan((_values(codes) * expand(made.sf, 1, block, x.shape)).to(x.dtype))
+    return canonical_nan((data_values(codes) * expand(made.sf, 1, block, x.shape)).to(x.dtype))
 
 
 def per_token_recast(
@@ -144,9 +142,8 @@ def per_token_recast(
     Dtypes: x float8_e4m3fn, or int8 of two e2m1 codes; x_sf float32, int32 of packed ue8m0, or float8_e4m3fn, as any
     one of the three arguments; any strides.
     """
-    values, given = _values(x), given_scales(x_sf, x_sf_packed, x_sf_e4m3)
-    scale = ue8m0_value(unpack_ue8m0(given)) if given.dtype == torch.int32 else given.float()
-    x_scale = expand(scale, xm, xk, values.shape)
+    values, given = data_values(x), given_scales(x_sf, x_sf_packed, x_sf_e4m3)
+    x_scale = expand(scale_values(given), xm, xk, values.shape)
     made = _scales(block_amax(values * x_scale, 1, block), amax_min, _LARGEST[fmt], sf_format, bool(round_sf))
     data = _codes(values * (x_scale * expand(made.inv, 1, block, values.shape)), fmt)
     return data, _laid_out(made.stored, col_major)
@@ -178,10 +175,6 @@ def _stochastic_codes(products: torch.Tensor, fmt: str) -> torch.Tensor:
     if fmt == "e4m3":
         return stochastic_e4m3(quads, random).flatten(1)
     return pack_e2m1(stochastic_e2m1(quads, random).flatten(1))
-
-
-def _values(data: torch.Tensor) -> torch.Tensor:
-    return e2m1_values(unpack_e2m1(data)) if data.dtype == torch.int8 else data.float()
 
 
 def _laid_out(sf: torch.Tensor, col_major: bool) -> torch.Tensor:

@@ -92,6 +92,14 @@ def given_scales(*formats: torch.Tensor | None) -> torch.Tensor:
     return given
 
 
+def scale_values(sf: torch.Tensor) -> torch.Tensor:
+    """Return the float32 values of scale factors whose dtype says the format: float32, float8_e4m3fn or int32 of packed ue8m0.
+
+    Shapes: sf (R, C), packed (R, W), any strides -> (R, C), of packed words (R, 4 W).
+    """
+    return ue8m0_value(unpack_ue8m0(sf)) if sf.dtype == torch.int32 else sf.float()
+
+
 def expand(scale: torch.Tensor, bm: int, bk: int, shape: tuple[int, ...]) -> torch.Tensor:
     """Return for each element of a (T, H) ``shape`` the scale of its block of ``bm`` rows and ``bk`` columns."""
     rows = torch.arange(shape[0], device=scale.device) // bm
