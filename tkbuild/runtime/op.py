@@ -58,17 +58,32 @@ def is_traced(tensor: Any) -> bool:
     return is_compiling() or type(tensor) not in _PLAIN_TENSORS
 
 
+def allocator(like: torch.Tensor) -> Callable[..., torch.Tensor]:
+    """Return what makes uninitialised tensors on the device of ``like``, as fast as torch can: a function of size, dtype and strides.
+
+    They are contiguous unless strides are given. Strides reach as far as the elements do: what lies behind the last one is not allocated.
+    """
+    if is_traced(like) or not like.is_cuda or like.get_device() != _current_device():
+        return functools.partial(_empty_on, like.device)
+    return _empty_quickly
+
+
 def new_empty(
     like: torch.Tensor, size: tuple[int, ...], dtype: torch.dtype, strides: tuple[int, ...] | None = None
 ) -> torch.Tensor:
-    """Return a tensor on the device of ``like``, uninitialised, as fast as torch can; contiguous unless ``strides`` are given.
+    """Return one tensor of ``allocator(like)``."""
+    return allocator(like)(size, dtype, strides)
 
-    The strides reach as far as the elements do: what lies behind the last one is not allocated.
-    """
-    if is_traced(like) or not like.is_cuda or like.get_device() != _current_device():
-        if strides is None:
-            return torch.empty(size, dtype=dtype, device=like.device)
-        return torch.empty_strided(size, strides, dtype=dtype, device=like.device)
+
+def _empty_on(
+    device: torch.device, size: tuple[int, ...], dtype: torch.dtype, strides: tuple[int, ...] | None = None
+) -> torch.Tensor:
+    if strides is None:
+        return torch.empty(size, dtype=dtype, device=device)
+    return torch.empty_strided(size, strides, dtype=dtype, device=device)
+
+
+def _empty_quickly(size: tuple[int, ...], dtype: torch.dtype, strides: tuple[int, ...] | None = None) -> torch.Tensor:
     size = tuple(size)  # torch.Size is refused
     return _empty_on_current_device(size, contiguous_strides(size) if strides is None else strides, dtype)
 
@@ -246,9 +261,10 @@ class KernelOp:
 
     @functools.cached_property
     def _is_simple(self) -> bool:
-        """Whether dtype, shape and device of one tensor and the values decide everything."""
+        """Whether dtype, shape and device of the first tensor and the values decide everything."""
         given = [arg for arg in self.signature.args if arg.role != "out"]
-        return len(given) == 1 and not given[0].optional and not self._needs_strides
+        alone = len(given) == 1 or self._deciding == ((0, _dtype_and_shape),)
+        return alone and not given[0].optional and not self._needs_strides
 
     @functools.cached_property
     def _planned_names(self) -> frozenset[str]:

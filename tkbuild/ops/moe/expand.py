@@ -6,7 +6,7 @@ import torch
 
 from tkbuild.errors import ArgumentError
 from tkbuild.ops.quant.types import QuantTensor, empty_scales
-from tkbuild.runtime.op import dtype_name, kernel_op, new_empty
+from tkbuild.runtime.op import allocator, dtype_name, kernel_op, new_empty
 
 _expand_to_fused = kernel_op("moe.expand_to_fused")
 _reduce_fused = kernel_op("moe.reduce_fused")
@@ -59,12 +59,13 @@ def expand_to_fused_with_sf(
     _check_map(name, token_topk_to_pos, pos_to_expert)
     _check_sf(name, data, sf, num_per_channels, use_tma_aligned_col_major_sf)
     rows = pos_to_expert.shape[0]
-    out = new_empty(data, (rows, data.shape[1]), data.dtype)
-    out_sf = empty_scales(sf, rows, sf.shape[1], sf.dtype, use_tma_aligned_col_major_sf)
+    empty = allocator(data)
+    out = empty((rows, data.shape[1]), data.dtype)
+    out_sf = empty_scales(empty, rows, sf.shape[1], sf.dtype, use_tma_aligned_col_major_sf)
     words = (sf.view(torch.int32), out_sf.view(torch.int32))
     by_runs = use_tma_aligned_col_major_sf and rows >= _RUN_MIN_ROWS and token_topk_to_pos.numel() <= _RUN_MAX_SLOTS
     num_links = rows if by_runs else 0
-    links = new_empty(data, (num_links,), torch.int32) if num_links else None
+    links = empty((num_links,), torch.int32) if num_links else None
     _expand_to_fused((_bytes(data), token_topk_to_pos, pos_to_expert, words[0], _bytes(out), words[1], links), (), (num_links,))
     return out, out_sf
 

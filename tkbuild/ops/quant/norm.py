@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import torch
 
 from tkbuild.errors import ArgumentError
 from tkbuild.ops.config import settings
 from tkbuild.ops.quant.types import QuantTensor, check_packed, empty_scales
 from tkbuild.runtime import get_num_sms
-from tkbuild.runtime.op import dtype_name, is_traced, kernel_op, new_empty
+from tkbuild.runtime.op import allocator, dtype_name, is_traced, kernel_op, new_empty
 
 _norm_forward = kernel_op("quant.norm_forward")
 _norm_forward_and_per_token_cast = kernel_op("quant.norm_forward_and_per_token_cast")
@@ -17,6 +19,7 @@ _E4M3_F32 = ("e4m3", False)
 _CAST = ("e4m3", 32)
 _WORD_COLUMNS = 128
 _MEGA_MOE_TILE = 128
+_Given = TypeVar("_Given", torch.Tensor, "torch.Tensor | None")
 _GRAD_DTYPES = (torch.bfloat16, torch.float32)
 
 
@@ -46,10 +49,12 @@ def norm_forward(
     _check_rank("quant.norm_forward", x)
     residual_out = _sum_buffer("quant.norm_forward", x, residual, residual_out)
     rstd = _rstd_buffer(x) if with_rstd else None
-    tensors = (_batched(x), weight, _batched_if_given(residual), _batched_if_given(residual_out), rstd)
-    if out is None and not is_traced(x):
+    traced = is_traced(x)
+    if out is None and not traced:
         out = new_empty(x, x.shape, x.dtype)
-    result = _norm_forward(tensors, (), (eps, out_scale), None if out is None else (_batched(out),))
+    batched = _batched if traced else _as_is
+    tensors = (batched(x), weight, batched(residual), batched(residual_out), rstd)
+    result = _norm_forward(tensors, (), (eps, out_scale), None if out is None else (batched(out),))
     return (
         _like(x, result) if out is None else out,
         None if rstd is None else _rstd_of(x, rstd),
@@ -104,14 +109,15 @@ def norm_forward_and_per_token_cast(
     if with_out_bf16 and out_bf16 is None:
         out_bf16 = new_empty(x, x.shape, torch.bfloat16)
     words = _mega_moe_rows(kernel, x, mega_moe_sf, mega_moe_block_m, round_sf)
-    if out is None and x.dim() == 2 and not is_traced(x):
+    traced = is_traced(x)
+    if out is None and not traced and x.dim() == 2:
         out = _cast_buffers(x, use_tma_aligned_col_major_sf, use_packed_ue8m0)
-    rows = (_batched(x), weight, _batched_if_given(residual), _batched_if_given(residual_out))
+    batched = _batched if traced else _as_is
     data, sf = _norm_forward_and_per_token_cast(
-        (*rows, _batched_if_given(out_bf16), rstd, words),
+        (batched(x), weight, batched(residual), batched(residual_out), batched(out_bf16), rstd, words),
         ("ue8m0" if use_packed_ue8m0 else "f32", use_tma_aligned_col_major_sf),
         (eps, out_scale, round_sf, settings.clamps[_E4M3_F32], mega_moe_block_m),
-        None if out is None else (_batched(out[0]), _batched(out[1])),
+        None if out is None else (batched(out[0]), batched(out[1])),
     )
     cast = (_like(x, data), _like(x, sf)) if out is None else out
     return cast, out_bf16, None if rstd is None else _rstd_of(x, rstd), x if residual_out is None else residual_out
@@ -184,9 +190,10 @@ def _sum_buffer(
 
 def _cast_buffers(x: torch.Tensor, col_major: bool, packed: bool) -> QuantTensor:
     """Room for the codes and scales of x (T, H)."""
-    columns = -(-x.shape[1] // (_WORD_COLUMNS if packed else _CAST[1]))
-    sf = empty_scales(x, x.shape[0], columns, torch.int32 if packed else torch.float32, col_major)
-    return new_empty(x, x.shape, torch.float8_e4m3fn), sf
+    empty, size = allocator(x), x.shape
+    columns = -(-size[1] // (_WORD_COLUMNS if packed else _CAST[1]))
+    sf = empty_scales(empty, size[0], columns, torch.int32 if packed else torch.float32, col_major)
+    return empty(size, torch.float8_e4m3fn), sf
 
 
 def _rstd_buffer(x: torch.Tensor) -> torch.Tensor:
@@ -197,13 +204,13 @@ def _rstd_of(x: torch.Tensor, rstd: torch.Tensor) -> torch.Tensor:
     return rstd[0] if rstd.dim() == x.dim() else rstd
 
 
-def _batched(tensor: torch.Tensor) -> torch.Tensor:
-    """``tensor`` as a batch, where torch traces; the kernels take (B, T, H), and the launcher counts a batch that is missing as 1."""
-    return tensor[None] if tensor.dim() == 2 and is_traced(tensor) else tensor
+def _batched(tensor: _Given) -> _Given:
+    """``tensor`` as a batch, for torch's tracing; the kernels take (B, T, H), and the launcher counts a batch that is missing as 1."""
+    return tensor[None] if tensor is not None and tensor.dim() == 2 else tensor
 
 
-def _batched_if_given(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    return None if tensor is None else _batched(tensor)
+def _as_is(tensor: _Given) -> _Given:
+    return tensor
 
 
 def _like(x: torch.Tensor, result: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ import torch
 from tkbuild.errors import ArgumentError
 from tkbuild.ops.config import settings
 from tkbuild.ops.quant.types import QuantTensor, check_packed, empty_scales, pair_of
-from tkbuild.runtime.op import kernel_op, new_empty
+from tkbuild.runtime.op import allocator, kernel_op, new_empty
 
 _forward_cast = kernel_op("quant.swiglu_forward_and_per_token_cast")
 _forward = kernel_op("quant.swiglu_forward")
@@ -56,13 +56,13 @@ def swiglu_forward_and_per_token_cast(
     """
     name = "quant.swiglu_forward_and_per_token_cast"
     _check_format(name, fmt, num_per_channels)
-    width = half_width(name, x)
+    size = size_of_half(name, x)
     _check_rows(name, x, psum_num_tokens_per_expert, topk_weights, routed_scaling_factor)
     check_counts(name, clamped_count, _NUM_COUNTS, clamp_value)
     rows = (None, topk_weights, None, psum_num_tokens_per_expert)
     flags = (use_tma_aligned_col_major_sf, round_sf, use_packed_ue8m0)
     scalars = (settings.token_alignment, _scaling(routed_scaling_factor), limit_of(name, clamp_value))
-    return forward_cast(name, x, width, rows, num_per_channels, flags, clamped_count, scalars, settings.clamps[_E4M3_F32])
+    return forward_cast(name, x, size, rows, num_per_channels, flags, clamped_count, scalars, settings.clamps[_E4M3_F32])
 
 
 def swiglu_forward(
@@ -80,10 +80,10 @@ def swiglu_forward(
     """
     name = "quant.swiglu_forward"
     dtype = _plain_dtype(name, fmt)
-    width = half_width(name, x)
+    size = size_of_half(name, x)
     _check_rows(name, x, psum_num_tokens_per_expert, topk_weights, routed_scaling_factor)
     check_counts(name, clamped_count, _NUM_COUNTS, clamp_value)
-    out = new_empty(x, (x.shape[0], width), dtype)
+    out = new_empty(x, size, dtype)
     scalars = (settings.token_alignment, _scaling(routed_scaling_factor), limit_of(name, clamp_value))
     _forward((x, None, topk_weights, None, psum_num_tokens_per_expert, out, clamped_count), (), scalars)
     return out
@@ -125,9 +125,9 @@ def swiglu_backward_and_per_token_cast(
     check_packed(name, round_sf, use_packed_ue8m0)
     data, x_sf = pair_of(name, x)
     data = flat_rows(name, data)
-    width = half_width(name, data)
+    size = size_of_half(name, data)
     _check_rows(name, data, psum_num_tokens_per_expert, topk_weights, routed_scaling_factor)
-    extras = _gradient_buffers(data, width, torch.bfloat16, topk_weights, do_recompute)
+    extras = _gradient_buffers(data, size, torch.bfloat16, topk_weights, do_recompute)
     tensors = (data, x_sf, flat_rows(name, act_x_grad), topk_weights, psum_num_tokens_per_expert, *extras)
     static = ("ue8m0" if use_packed_ue8m0 else "f32", use_tma_aligned_col_major_sf)
     limit = limit_of(name, clamp_value)
@@ -154,9 +154,9 @@ def swiglu_backward(
     name = "quant.swiglu_backward"
     dtype = _plain_dtype(name, fmt)
     rows = flat_rows(name, x)
-    width = half_width(name, rows)
+    size = size_of_half(name, rows)
     _check_rows(name, rows, psum_num_tokens_per_expert, topk_weights, routed_scaling_factor)
-    extras = _gradient_buffers(rows, width, dtype, topk_weights, do_recompute)
+    extras = _gradient_buffers(rows, size, dtype, topk_weights, do_recompute)
     tensors = (rows, flat_rows(name, act_x_grad), topk_weights, psum_num_tokens_per_expert, *extras)
     scalars = (settings.token_alignment, _scaling(routed_scaling_factor), limit_of(name, clamp_value))
     x_grad = _backward(tensors, _STATIC_OF_PLAIN_DTYPE[dtype], scalars)
@@ -171,12 +171,12 @@ def refusal(name: str, found: str, expected: str) -> ArgumentError:
     return ArgumentError(f"{name}: {found}, expected {expected}", kernel=name)
 
 
-def half_width(name: str, x: torch.Tensor) -> int:
-    """Return H of x (N, 2 H). Raises: ArgumentError for another rank or an odd width."""
+def size_of_half(name: str, x: torch.Tensor) -> tuple[int, int]:
+    """Return (N, H) of x (N, 2 H). Raises: ArgumentError for another rank or an odd width."""
     shape = x.shape
     if len(shape) != 2 or shape[1] % 2 != 0:
         raise refusal(name, f"x has the shape {tuple(shape)}", "(N, 2 H)")
-    return shape[1] // 2
+    return shape[0], shape[1] // 2
 
 
 def limit_of(name: str, clamp_value: float | None) -> float:
@@ -213,7 +213,7 @@ def flat_rows(name: str, x: torch.Tensor) -> torch.Tensor:
 def forward_cast(
     name: str,
     x: torch.Tensor,
-    width: int,
+    size: tuple[int, int],
     rows: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None],
     block: int,
     flags: tuple[bool, bool, bool],
@@ -223,15 +223,16 @@ def forward_cast(
 ) -> QuantTensor:
     """Launch the quantising kernel; rows that it skips keep what the memory held.
 
-    width: H; rows: index, weights, experts, psum; block 0: whole rows; flags: column-major, round, packed; scalars: alignment,
+    size: (N, H); rows: index, weights, experts, psum; block 0: whole rows; flags: column-major, round, packed; scalars: alignment,
     scaling, limit.
     """
     col_major, round_sf, packed = flags
     check_packed(name, round_sf, packed)
-    num_rows = x.shape[0]
-    data = new_empty(x, (num_rows, width), torch.float8_e4m3fn)
+    num_rows, width = size
+    empty = allocator(x)
+    data = empty(size, torch.float8_e4m3fn)
     columns = -(-width // (block * (4 if packed else 1))) if block else 1
-    sf = empty_scales(x, num_rows, columns, torch.int32 if packed else torch.float32, col_major)
+    sf = empty_scales(empty, num_rows, columns, torch.int32 if packed else torch.float32, col_major)
     _forward_cast((x, *rows, data, sf, clamped_count), (block,), (*scalars, round_sf, amax_min))
     return data, sf
 
@@ -274,15 +275,15 @@ def _check_rows(
 
 
 def _gradient_buffers(
-    x: torch.Tensor, width: int, dtype: torch.dtype, topk_weights: torch.Tensor | None, do_recompute: bool
+    x: torch.Tensor, size: tuple[int, int], dtype: torch.dtype, topk_weights: torch.Tensor | None, do_recompute: bool
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """Return (weight_grad, act), None for what is not wanted."""
-    rows, weight_grad = x.shape[0], None
+    empty, weight_grad = allocator(x), None
     if topk_weights is not None:
-        weight_grad = new_empty(x, (rows,), torch.float32)
-        if not width:  # nothing is launched for rows of no columns
+        weight_grad = empty(size[:1], torch.float32)
+        if not size[1]:  # nothing is launched for rows of no columns
             weight_grad.zero_()
-    act = new_empty(x, (rows, width), dtype) if do_recompute else None
+    act = empty(size, dtype) if do_recompute else None
     return weight_grad, act
 
 

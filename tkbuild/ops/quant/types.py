@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from tkbuild.errors import ArgumentError
-from tkbuild.runtime.op import dtype_name, is_traced, new_empty, view_of
+from tkbuild.runtime.op import dtype_name, is_traced, view_of
 
 QuantTensor = tuple[torch.Tensor, torch.Tensor]
 """Quantised data with its scale factors."""
@@ -50,13 +51,13 @@ def check_packed(function: str, round_sf: bool, packed: bool) -> None:
         raise ArgumentError(f"{function}: use_packed_ue8m0 needs round_sf=True: packed scales are powers of two", kernel=function)
 
 
-def empty_scales(like: torch.Tensor, rows: int, columns: int, dtype: torch.dtype, col_major: bool) -> torch.Tensor:
-    """Return uninitialised scales (rows, columns) of 4 bytes where ``like`` is: row-major, or column by column, each a multiple of 16
-    bytes."""
+def empty_scales(empty: Callable[..., torch.Tensor], rows: int, columns: int, dtype: torch.dtype, col_major: bool) -> torch.Tensor:
+    """Return uninitialised scales (rows, columns) of 4 bytes that ``empty``, of ``allocator``, makes: row-major, or column by column, each
+    a multiple of 16 bytes."""
     if not col_major:
-        return new_empty(like, (rows, columns), dtype)
-    pitch = -(-rows // _COLUMN_PITCH) * _COLUMN_PITCH
-    if pitch == rows:
-        return new_empty(like, (rows, columns), dtype, (1, pitch))
-    storage = new_empty(like, (columns * pitch,), dtype)
-    return storage.as_strided((rows, columns), (1, pitch)) if is_traced(like) else view_of(storage, (rows, columns), (1, pitch), 0)
+        return empty((rows, columns), dtype)
+    size, strides = (rows, columns), (1, -(-rows // _COLUMN_PITCH) * _COLUMN_PITCH)
+    if strides[1] == rows:
+        return empty(size, dtype, strides)
+    storage = empty((columns * strides[1],), dtype)
+    return storage.as_strided(size, strides) if is_traced(storage) else view_of(storage, size, strides, 0)

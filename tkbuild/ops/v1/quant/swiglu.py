@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from tkbuild.ops.config import LARGEST_CLAMP, LEAST_CLAMPS, settings
-from tkbuild.ops.quant.swiglu import check_counts, flat_rows, forward_cast, half_width, limit_of, refusal
+from tkbuild.ops.quant.swiglu import check_counts, flat_rows, forward_cast, limit_of, refusal, size_of_half
 from tkbuild.ops.quant.types import QuantTensor, pair_of
 from tkbuild.runtime.op import kernel_op, new_empty
 
@@ -48,7 +48,8 @@ def swiglu_forward_and_per_token_cast(
     Raises: ArgumentError, NoVariantError, LaunchError.
     """
     name = "v1.quant.swiglu_forward_and_per_token_cast"
-    width = half_width(name, x)
+    size = size_of_half(name, x)
+    width = size[1]
     col_major, whole_rows = use_tma_aligned_col_major_sf, num_per_channels != 128
     if fmt != "e4m3":
         raise refusal(name, f"fmt is {fmt!r}", "'e4m3'")
@@ -64,7 +65,7 @@ def swiglu_forward_and_per_token_cast(
     rows = (pos_to_token_topk, _flat_weights(name, pos_to_token_topk, topk_weights), pos_to_expert, None)
     flags = (col_major, round_sf, use_packed_ue8m0)
     block, scalars = _WHOLE_ROWS if whole_rows else 128, (1, 1.0, limit_of(name, swiglu_clamp_value))
-    return forward_cast(name, x, width, rows, block, flags, clamped_count, scalars, _amax_min(name, sf_clamp_min))
+    return forward_cast(name, x, size, rows, block, flags, clamped_count, scalars, _amax_min(name, sf_clamp_min))
 
 
 def swiglu_forward_and_per_channel_cast_and_transpose(
@@ -120,7 +121,7 @@ def swiglu_backward_and_per_token_cast(
         raise refusal(name, f"num_per_channels is {num_per_channels}", "32 or 128")
     data, sf = pair_of(name, x)
     data = flat_rows(name, data)
-    half_width(name, data)
+    size_of_half(name, data)
     limit = limit_of(name, swiglu_clamp_value)
     weight_grad = new_empty(weight, weight.shape, torch.float32)
     if not data.numel():  # nothing is launched
