@@ -4,17 +4,24 @@ constexpr int kStreams = 4, kVector = 8, kVectorBytes = 16;
 
 // ---- places
 
-// Vectors of all rows are numbered one behind the other, below 2**32; a thread has the one with its number in the grid.
 struct Place {
   i64 token;
   int vector;
   bool inside;
 };
 
+// Vectors of all rows are numbered one behind the other, below 2**32; a thread has the one with its number in the grid.
 __device__ __forceinline__ Place place_of_thread(int num_tokens, int row_vectors) {
   const unsigned number = blockIdx.x * blockDim.x + threadIdx.x;
   const unsigned token = number / unsigned(row_vectors);
   return {token, int(number - token * row_vectors), token < unsigned(num_tokens)};
+}
+
+// A token has a row of CTAs, a thread the vector with its number in there. Tokens are numbered through gridDim.y and gridDim.z.
+__device__ __forceinline__ Place place_in_row(int num_tokens, int row_vectors) {
+  const unsigned token = blockIdx.z * gridDim.y + blockIdx.y;
+  const int vector = blockIdx.x * blockDim.x + threadIdx.x;
+  return {token, vector, token < unsigned(num_tokens) && vector < row_vectors};
 }
 
 // Byte offset of a vector in a tensor (n, kStreams, H) without gaps.

@@ -36,7 +36,7 @@ def mhc_multilayer_recompute(
     Shapes: initial_residual and residuals (..., m, H); pre and post mixes (..., m) or (..., m, 1), comb mixes (..., m, m); layer
     inputs and outputs (..., H); m = 4, H a multiple of 8; no tokens are allowed. L pre mixes and inputs; of the others L or L - 1 each.
     Dtypes: mixes float32, the others bfloat16.  Layout: contiguous, at multiples of 16 bytes; outputs that share no memory with others.
-    The addresses of all tensors are copied to the device without waiting for it; a CUDA graph may capture the call.
+    The addresses of several layers' tensors are copied to the device without waiting for it; a CUDA graph may capture the call.
     Raises: ArgumentError, NoVariantError, LaunchError.
     """
     lists = (pre_mix_list, layer_output_list, post_mix_list, comb_mix_list, layer_input_list, residual_list)
@@ -63,7 +63,7 @@ def _launch(
     firsts = [view(_KERNEL, name, tensors[0]) if tensors else None for name, view, tensors in named]
     device = initial_residual.get_device()
     addresses = [_addresses(*of_list, device) for of_list in named]
-    table = _table(addresses, layers, initial_residual.device)
+    table = _table(addresses, layers, initial_residual.device) if layers > 1 else None
     _recompute((first, *[None if t is None else t.unsqueeze(0) for t in firsts], table), (), (layers, posts))
 
 
