@@ -282,8 +282,13 @@ __device__ __forceinline__ void store_16(void* to, uint4 v) {
     asm volatile("st.global.v4.u32 [%0], { %1, %2, %3, %4};" :: "l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
   }
 }
+template <bool kPastL1 = false>
 __device__ __forceinline__ void store_8(void* to, uint2 v) {
-  asm volatile("st.global.v2.u32 [%0], { %1, %2};" :: "l"(to), "r"(v.x), "r"(v.y) : "memory");
+  if constexpr (kPastL1) {
+    asm volatile("st.global.L1::no_allocate.v2.u32 [%0], { %1, %2};" :: "l"(to), "r"(v.x), "r"(v.y) : "memory");
+  } else {
+    asm volatile("st.global.v2.u32 [%0], { %1, %2};" :: "l"(to), "r"(v.x), "r"(v.y) : "memory");
+  }
 }
 
 // 32 bytes at once where the arch has such accesses and `aligned` says that the address is a multiple of 32, else twice 16.
