@@ -120,12 +120,14 @@ __device__ __forceinline__ void set_elements(unsigned (&words)[4], int i, float 
   }
 }
 
+template <bool kPastL1 = false>
 __device__ __forceinline__ void load_vector(unsigned (&words)[4], const char* from) {
-  const uint4 v = quant::load_16(from);
+  const uint4 v = quant::load_16<kPastL1>(from);
   words[0] = v.x, words[1] = v.y, words[2] = v.z, words[3] = v.w;
 }
+template <bool kPastL1 = false>
 __device__ __forceinline__ void store_vector(char* to, const unsigned (&words)[4]) {
-  quant::store_16(to, make_uint4(words[0], words[1], words[2], words[3]));
+  quant::store_16<kPastL1>(to, make_uint4(words[0], words[1], words[2], words[3]));
 }
 
 // The word of which every element is 1.
