@@ -16,9 +16,9 @@ struct Sums {
   float squares;
 };
 
-// The sums over the splits in increasing order, of four products of a row and of its squares.
+// The sums over the splits in increasing order, of four products of a row and of its squares. kAhead: splits on their way at one time.
+template <int kAhead>
 __device__ __forceinline__ Sums sum_splits(const Partials& partials, i64 row, int part) {
-  constexpr int kAhead = 8;
   const float* products = partials.products + row * kMixes + part * 4;
   const float* squares = partials.squares + row;
   Sums sums = {make_float4(0.0f, 0.0f, 0.0f, 0.0f), 0.0f};
