@@ -136,7 +136,7 @@ def _count_chunks(ids: torch.Tensor) -> int:
 
 
 def _map_chunks(ids: torch.Tensor) -> int:
-    """CTAs of the two launches, or 0 for one launch."""
+    """CTAs that count a chunk of the ids each, or 0 if each counts all."""
     if ids.numel() <= _MAP_ONE_LAUNCH_IDS:
         return 0
     return min(-(-ids.numel() // _MAP_CHUNK_IDS), _MAP_MAX_CHUNKS, _sms_of(ids))
