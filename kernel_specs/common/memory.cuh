@@ -71,24 +71,4 @@ __device__ __forceinline__ uint4 to_bf16(const Eight& v) {
   return make_uint4(to_bf16x2(v.at[0], v.at[1]), to_bf16x2(v.at[2], v.at[3]), to_bf16x2(v.at[4], v.at[5]), to_bf16x2(v.at[6], v.at[7]));
 }
 __device__ __forceinline__ Eight eight(float4 a, float4 b) { return {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w}; }
-
-// kItem: bytes of an element, 2 or 4.
-template <int kItem>
-__device__ __forceinline__ Eight load_eight(const char* from) {
-  if constexpr (kItem == 2) {
-    return from_bf16(load_streamed(from));
-  } else {
-    const uint4 a = load_streamed(from), b = load_streamed(from + 16);
-    return eight(floats(a), floats(b));
-  }
-}
-template <int kItem>
-__device__ __forceinline__ void store_eight(char* to, const Eight& v) {
-  if constexpr (kItem == 2) {
-    store_streamed(to, to_bf16(v));
-  } else {
-    store_streamed(to, words(make_float4(v.at[0], v.at[1], v.at[2], v.at[3])));
-    store_streamed(to + 16, words(make_float4(v.at[4], v.at[5], v.at[6], v.at[7])));
-  }
-}
 }  // namespace memory
