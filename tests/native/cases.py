@@ -689,6 +689,15 @@ def case_several_launches_run_in_order(world: World) -> None:
     assert [entry["name"] for entry in world.fake.launches()] == ["first", "second", "second"]
 
 
+def case_a_launch_that_a_call_does_not_use_limits_no_size(world: World) -> None:
+    """No blocks along x: the other extents may be beyond what a grid may have."""
+    few = {**launch([], grid=[["select", ["<=", "T", 512], 1, 0], "T", 1]), "function": "few"}
+    many = {**launch([], grid=["T", 1, 1]), "function": "many"}
+    function = world.load(make_plan([tensor_arg("x", ["T"])], [few, many]))
+    function(world.fake.tensor((131071,)))
+    assert [entry["name"] for entry in world.fake.launches()] == ["many"]
+
+
 # --- empty tensors, strides, layouts ---
 
 

@@ -72,7 +72,7 @@ bool Kernel::Invoke(const TVMFFIAny* args, int count) {
 bool Kernel::LaunchOne(int index, const Call& call, CUstream stream, OnDevice* on) {
   const Launch& launch = plan_->launches[index];
   LoadedLaunch& loaded = on->launches[index];
-  Geometry geometry;
+  Geometry geometry{};
   if (!EvaluateGrid(launch, call, &geometry)) return false;
   if (Product(geometry.grid) == 0) return true;
   ParamStorage params;
@@ -121,6 +121,7 @@ bool Kernel::FailSize(const Expr& expr, const char* what, int64_t low, int64_t h
 bool Kernel::EvaluateGrid(const Launch& launch, const Call& call, Geometry* out) const {
   for (int i = 0; i < 3; ++i) {
     if (!EvaluateSize(launch.grid[i], call, kGridNames[i], 0, kMaxGrid[i], &out->grid[i])) return false;
+    if (out->grid[i] == 0) return true;  // not launched, whatever the other sizes
   }
   return true;
 }
