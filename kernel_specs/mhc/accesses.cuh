@@ -5,10 +5,9 @@ using memory::i64;
 using memory::load_float;
 using memory::to_bf16x2;
 
-// Data that is read once.
-__device__ __forceinline__ uint4 load_once(const void* from) { return memory::load_streamed(from); }
+// A little data that is read once.
 __device__ __forceinline__ float4 load_once(const float* from) { return memory::floats(memory::load_streamed(from)); }
-// Data that other threads of the SM read as well.
+// Data that other threads of the SM read as well, or much that is read once (see streams.cuh).
 __device__ __forceinline__ float4 load_cached(const float* from) { return memory::floats(memory::load_16(from)); }
 
 // Results, which no thread reads again.
