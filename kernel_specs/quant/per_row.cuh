@@ -5,6 +5,11 @@ using namespace vectors;
 constexpr int kHalf = kElements / 2; // columns of an e5m6 row are a multiple of this
 constexpr int kWordsPerVector = 6;   // of e5m6
 
+// Whether a lane's vector is four quads of columns, kQuadStep apart: then each load of a warp reads 512 bytes side by side.
+template <class Input, class Format> constexpr bool kQuads = false;
+template <> constexpr bool kQuads<Float32, E4M3> = true;
+constexpr int kQuadStep = 128;
+
 // ---- e5m6
 
 __device__ __forceinline__ unsigned min_bf16x2(unsigned a, unsigned b) {
@@ -49,7 +54,11 @@ __device__ __forceinline__ void to_e5m6(const Input& x, float factor, unsigned (
 struct Row {
   int row, lane, lanes;
   bool inside;
-  __device__ __forceinline__ int column(int first, int vector) const { return first + (vector * lanes + lane) * kElements; }
+  // The lane's first column in its vector `vector` behind column `first`.
+  template <bool kQuads>
+  __device__ __forceinline__ int column(int first, int vector) const {
+    return first + (vector * lanes + lane) * kElements - (kQuads ? lane % 32 * (kElements - 4) : 0);
+  }
 };
 
 __device__ __forceinline__ Row row_of(int rows, int lanes_shift) {
@@ -66,10 +75,18 @@ template <class Input, class Format>
 __device__ __forceinline__ void load_vectors(Input (&x)[kHeld], const char* row, const Row& at, int first, int H, bool aligned) {
 #pragma unroll
   for (int v = 0; v < kHeld; ++v) {
-    const int col = at.column(first, v);
+    const int col = at.column<kQuads<Input, Format>>(first, v);
     const char* from = row + static_cast<i64>(col >> kShift) * Input::kBytes;
     x[v].clear();
-    if constexpr (Codes<Format>::kSplits) {
+    if constexpr (kQuads<Input, Format>) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (!at.inside || col + i * kQuadStep >= H) continue;
+        const uint4 quad = load_16(row + (col + static_cast<i64>(i) * kQuadStep) * Input::kItem);
+        unsigned* words = x[v].words[i / 2] + i % 2 * 4;
+        words[0] = quad.x, words[1] = quad.y, words[2] = quad.z, words[3] = quad.w;
+      }
+    } else if constexpr (Codes<Format>::kSplits) {
       x[v].load_halves(from, at.inside && col < H, at.inside && col + kHalf < H, aligned);
     } else if (at.inside && col < H) {
       x[v].load(from, aligned);
@@ -113,7 +130,7 @@ __device__ __forceinline__ void store_e5m6(const Input& x, float factor, char* r
   }
 }
 
-// Stores the codes of a lane's vector, which begins at column `col`; all lanes of the warp take part.
+// Stores the codes of a lane's vector, whose first column is `col`; all lanes of the warp take part.
 template <class Format, class Input>
 __device__ __forceinline__ void store_codes(const Input& x, float factor, bool power_of_two, char* row, int col, int H) {
   if constexpr (Codes<Format>::kSplits) {
@@ -121,7 +138,14 @@ __device__ __forceinline__ void store_codes(const Input& x, float factor, bool p
   } else if (col < H) {
     Codes<Format> codes;
     to_codes<true>(x, factor, power_of_two, codes);
-    codes.store(row + static_cast<i64>(col >> kShift) * codes.kBytes);
+    if constexpr (kQuads<Input, Format>) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (col + i * kQuadStep < H) *reinterpret_cast<unsigned*>(row + col + i * kQuadStep) = codes.words[i];
+      }
+    } else {
+      codes.store(row + static_cast<i64>(col >> kShift) * codes.kBytes);
+    }
   }
 }
 
@@ -153,7 +177,7 @@ __device__ __forceinline__ void cast(const void* x_base, void* out, void* sf, in
   for (int first = 0; first < H; first += step) {
     if (first > 0) load_vectors<Input, Format>(held, from, at, first, H, aligned);
 #pragma unroll
-    for (int v = 0; v < kHeld; ++v) store_codes<Format>(held[v], scale.inv, rounded, to, at.column(first, v), H);
+    for (int v = 0; v < kHeld; ++v) store_codes<Format>(held[v], scale.inv, rounded, to, at.column<kQuads<Input, Format>>(first, v), H);
   }
   if (at.lane == 0) {
     static_cast<unsigned*>(sf)[at.row * sf_row] = kSf == Sf::kUe8m0 ? unsigned(scale.field) : __float_as_uint(scale.sf);
