@@ -69,6 +69,18 @@ def test_expand_of_a_slice(first: int, width: int) -> None:
     assert same(ops.moe.expand_to_fused(x, rows, experts), expanded(x, rows, experts))
 
 
+@pytest.mark.parametrize(("first", "width"), [(0, 4096), (8, 4096), (4, 4096), (1, 4100)])
+@pytest.mark.parametrize("num_sms", [0, 7])
+def test_expand_of_many_rows(first: int, width: int, num_sms: int) -> None:
+    x = random(9001, 4112)[:, first : first + width]
+    rows, experts = mapping(9001, k=3)
+    ops.set_num_sms(num_sms)
+    try:
+        assert same(ops.moe.expand_to_fused(x, rows, experts), expanded(x, rows, experts))
+    finally:
+        ops.set_num_sms(0)
+
+
 @pytest.mark.parametrize("hidden", [576, 2048, 7168])
 @pytest.mark.parametrize("block", [32, 128])
 @pytest.mark.parametrize("packed", [False, True])

@@ -1,4 +1,4 @@
-// Bulk copies from global to shared memory, each of which arrives at a barrier there.
+// Bulk copies from global to shared memory, each of which arrives at a barrier there, and back.
 namespace bulk {
 __device__ __forceinline__ unsigned shared_address(const void* shared) { return unsigned(__cvta_generic_to_shared(shared)); }
 
@@ -20,5 +20,19 @@ __device__ __forceinline__ void wait(unsigned barrier, unsigned parity) {
   asm volatile("{ .reg .pred done;\n"
                "again%=: mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
                "@!done bra again%=; }" :: "r"(barrier), "r"(parity) : "memory");
+}
+
+// What the calling thread wrote to shared memory is seen by copies that start behind the CTA's next barrier.
+__device__ __forceinline__ void publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// What is stored leaves L2 first.
+__device__ __forceinline__ void store_streamed(char* global, unsigned shared, unsigned bytes) {
+  asm volatile("{ .reg .b64 first; createpolicy.fractional.L2::evict_first.b64 first, 1.0;"
+               " cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [%0], [%1], %2, first; }"
+               :: "l"(global), "r"(shared), "r"(bytes) : "memory");
+}
+// Waits until the calling thread's stores have read what they store.
+__device__ __forceinline__ void wait_for_stores() {
+  asm volatile("cp.async.bulk.commit_group;\n"
+               "cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 }  // namespace bulk
