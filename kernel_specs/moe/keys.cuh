@@ -12,11 +12,18 @@ struct Quad {
   unsigned words[4];
 };
 
+template <bool kPastL1 = false>
 __device__ __forceinline__ Quad load_16_if(bool inside, const void* from) {
   Quad v;
-  asm volatile("{ .reg .pred p; setp.ne.b32 p, %4, 0; mov.b32 %0, 0; mov.b32 %1, 0; mov.b32 %2, 0; mov.b32 %3, 0;"
-               " @p ld.global.v4.u32 { %0, %1, %2, %3 }, [%5]; }"
-               : "=r"(v.words[0]), "=r"(v.words[1]), "=r"(v.words[2]), "=r"(v.words[3]) : "r"(int(inside)), "l"(from));
+  if constexpr (kPastL1) {
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %4, 0; mov.b32 %0, 0; mov.b32 %1, 0; mov.b32 %2, 0; mov.b32 %3, 0;"
+                 " @p ld.global.L1::no_allocate.v4.u32 { %0, %1, %2, %3 }, [%5]; }"
+                 : "=r"(v.words[0]), "=r"(v.words[1]), "=r"(v.words[2]), "=r"(v.words[3]) : "r"(int(inside)), "l"(from));
+  } else {
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %4, 0; mov.b32 %0, 0; mov.b32 %1, 0; mov.b32 %2, 0; mov.b32 %3, 0;"
+                 " @p ld.global.v4.u32 { %0, %1, %2, %3 }, [%5]; }"
+                 : "=r"(v.words[0]), "=r"(v.words[1]), "=r"(v.words[2]), "=r"(v.words[3]) : "r"(int(inside)), "l"(from));
+  }
   return v;
 }
 __device__ __forceinline__ unsigned load_4_if(bool inside, const void* from) {
