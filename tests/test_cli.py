@@ -22,6 +22,7 @@ from tkbuild.build import BuildEvent
 from tkbuild.cli import compile as cli_compile
 from tkbuild.cli import compiling, gpu, show
 from tkbuild.cli.compiling import PlainReporter
+from tkbuild.errors import ArgumentError
 from tkbuild.manifest import CHECKS_NAME
 from tkbuild.plan import make_plan
 from tkbuild.specs import load_profiles
@@ -338,3 +339,22 @@ def test_an_output_that_takes_nothing_ends_the_command_quietly(folder: Path, red
     assert "Traceback" not in finished.stderr
     assert "Exception ignored" not in finished.stderr
     assert telling in finished.stderr
+
+
+@pytest.mark.parametrize("content", ['{"arch":', "[]", '{"cubins": 3}'])
+def test_a_file_that_is_no_report_is_refused_before_anything_runs(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "sm_90a.json"
+    path.write_text(content)
+    with pytest.raises(ArgumentError, match="is no report of `tkbuild verify`"):
+        gpu._known_reports(path)
+    assert path.read_text() == content
+    assert gpu._known_reports(tmp_path / "new/sm_90a.json") == {}
+
+
+def test_results_need_a_place(tmp_path: Path) -> None:
+    kept = tmp_path / "kept.jsonl"
+    kept.write_text("before")
+    gpu._check_writable(kept)
+    assert kept.read_text() == "before"
+    with pytest.raises(ArgumentError, match="cannot write the results to"):
+        gpu._check_writable(tmp_path / "no/results.jsonl")

@@ -72,6 +72,14 @@ def test_wrong_results_are_refused_and_the_next_try_is_right(kit: FakeToolkit, c
     compiler.compile(SOURCE, SM_90A, (), 30, share_headers=False)
 
 
+@pytest.mark.parametrize("name", ["</tmp/gain.h>", '"gain.h"', "<cuda/../../gain.h>", "GAIN", '"/tmp/gain.h"'])
+@pytest.mark.parametrize("space", ["#include ", "  # include ", "#embed "])
+def test_includes_that_no_key_covers_are_refused(compiler: Compiler, name: str, space: str) -> None:
+    with pytest.raises(CompileError, match="expected a header of the toolkit or of TileLang") as caught:
+        compiler.compile(f"#include <cuda_fp8.h>\n{space}{name}\n{SOURCE}", SM_90A, compile_flags({}, []), 30, share_headers=False)
+    assert caught.value.facts["include"] == name
+
+
 def test_error_of_an_early_step_is_shown(kit: FakeToolkit, compiler: Compiler) -> None:
     with pytest.raises(CompileError, match=r"kernel\.cu:1: error: #error"):
         compiler.compile("#error\n" + SOURCE, SM_90A, (), 30, share_headers=True)

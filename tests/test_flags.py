@@ -47,6 +47,12 @@ def test_flags_mean_what_tilelang_means() -> None:
         "-ccbin=x",
         "@file",
         "-keep",
+        "--system-include=x",
+        "-Xcompiler=-Ix",
+        "-Xptxas=-O3,-ox",
+        "-save-temps",
+        "-time=file",
+        "-ldir=x",
     ],
 )
 def test_flags_that_no_key_covers_are_refused(flag: str) -> None:
@@ -65,6 +71,7 @@ def test_flags_that_no_key_covers_are_refused(flag: str) -> None:
         ("--generate-code=x", "chooses the target"),
         ("-arch=sm_80", "chooses the target"),
         ("--ptx", "what the compiler writes"),
+        ("-time=file", "none of those that read and write nothing but the kernel"),
     ],
 )
 def test_refusal_says_why_and_what_is_allowed(flag: str, reason: str) -> None:

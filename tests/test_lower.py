@@ -138,6 +138,14 @@ def test_kernel_without_launch_is_refused() -> None:
         lowered('@T.prim_func\ndef kernel(x: T.Tensor((4,), "float32")):\n    x[0] = 1.0\n')
 
 
+@pytest.mark.parametrize("head", ["if M > 4:", "for _ in T.serial(3):"])
+def test_a_launch_under_a_condition_or_in_a_loop_is_refused(head: str) -> None:
+    before, launch = PLAIN.split("    with T.Kernel", 1)
+    inner = "        with T.Kernel" + launch.replace("\n    ", "\n        ")
+    with pytest.raises(LowerError, match="stands under an `if` or in a loop"):
+        lowered(f"{before}    {head}\n{inner}")
+
+
 _HEADERS = "#if defined(X)\n#include <cuda.h>\n#endif\n#include <a.h>\n#ifdef B\n#include <b.h>\n#endif\n"
 
 

@@ -19,6 +19,8 @@ from tkbuild.toolchain import Finished, ProcessGroups, Toolchain, run
 from tkbuild.workfolder import step_folder
 
 _LOG_TAIL_CHARS = 20_000
+#: An include by a path, or by a macro that may hold one: the key covers what lies in the toolkit and in TileLang.
+_INCLUDE_OF_A_PATH = re.compile(r"^[ \t]*#[ \t]*(?:include|include_next|embed)\b(?![ \t]*<(?!/|[^>\n]*\.\./))(.*)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,12 @@ class Compiler:
         Raises: CompileError with the compiler's words, StepTimeoutError, WorkFolderError, ToolchainError.
         """
         self._toolchain.require(arch)
+        if found := _INCLUDE_OF_A_PATH.search(source):
+            raise CompileError(
+                f"the CUDA source includes {found.group(1).strip()!r}, expected a header of the toolkit or of TileLang as <name>: no key "
+                "covers other files; put what it holds into the template, or into a file that the template includes",
+                include=found.group(1).strip(),
+            )
         with step_folder(self._folder, f"kernel-{next(self._numbers)}") as folder:
             finished = self._run_steps(source, arch, tuple(flags), folder, timeout_s, share_headers)
             return check_result(folder / "kernel.cubin", finished, arch)

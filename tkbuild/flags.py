@@ -15,7 +15,17 @@ ALLOWED_FLAGS = "flags about how the code itself is compiled, such as -DNAME=1, 
 # TileLang's own flags without -lineinfo; silence for what its headers cause in every kernel (deprecated vector types,
 # needless annotations); and the assembler's report on registers and spills.
 _OWN_FLAGS = ("-O3", "-std=c++20", "-diag-suppress=1444,20012", "-Xptxas=-v")
-#: How refused flags begin ($: the whole flag), and why they are refused.
+#: What a spec may add. A list of what it may not add would miss flags that read files, or write some.
+_ALLOWED = re.compile(
+    r"""-[DU][A-Za-z_]\w*(=.*)?
+    |--?maxrregcount=\d+ | --?use_fast_math | --?(ftz|prec-div|prec-sqrt|fmad|extra-device-vectorization)=(true|false)
+    |-O[0-3] | -Ofast-compile=\w+ | -std=c\+\+\d\d | -w | --?(expt-relaxed-constexpr|expt-extended-lambda|restrict)
+    |--?diag-(suppress|warn|error|default|remark)=[\d,]+
+    |(-Xptxas|--ptxas-options)=(-O\d|-v|-warn-spills|-dlcm=\w+|-dscm=\w+|--?(register-usage-level|maxrregcount|opt-level|def-load-cache|def-store-cache)=\w+)
+    """,
+    re.VERBOSE,
+)
+#: How other flags begin ($: the whole flag), and why they are refused.
 _REFUSED = (
     (re.compile(r"(?!-)"), "it does not start with '-', so it names a file"),
     (
@@ -23,7 +33,9 @@ _REFUSED = (
         "it adds line or debug information, which puts paths into the cubin",
     ),
     (
-        re.compile(r"-I|-L|-isystem|-include|--include|--pre-include|-ccbin|--compiler-bindir|-optf|--options-file"),
+        re.compile(
+            r"-I|-L|-isystem|--system-include|-include|--include|--pre-include|-ccbin|--compiler-bindir|-optf|--options-file"
+        ),
         "it names files that no key covers; list a file the template needs under `sources`",
     ),
     (re.compile(r"-arch|--gpu|-code|-gencode|--generate"), "it chooses the target, which `targets` does"),
@@ -33,13 +45,16 @@ _REFUSED = (
         ),
         "it changes what the compiler writes, and where, which tkbuild decides",
     ),
+    (re.compile(""), "it is none of those that read and write nothing but the kernel"),
 )
 
 
 def refusal(flag: str) -> str | None:
     """Return why a spec may not add ``flag`` and which flags it may, or None if it may."""
-    reason = next((reason for pattern, reason in _REFUSED if pattern.match(flag)), None)
-    return reason and f"compile flag {flag!r} is refused: {reason}; allowed: {ALLOWED_FLAGS}"
+    if _ALLOWED.fullmatch(flag):
+        return None
+    reason = next(reason for pattern, reason in _REFUSED if pattern.match(flag))
+    return f"compile flag {flag!r} is refused: {reason}; allowed: {ALLOWED_FLAGS}"
 
 
 def device_flags(pass_configs: Mapping[str, Any]) -> list[str]:
@@ -53,7 +68,7 @@ def compile_flags(pass_configs: Mapping[str, Any], extra: Sequence[str]) -> tupl
     """Return nvcc's flags for a kernel, in order: TileLang's own, what the pass configs ask for, then ``extra``.
 
     Target, include folders and file names are not among them. Line information never is: it puts paths into the cubin.
-    Raises: ArgumentError for a flag that names files, chooses the target or changes the kind of output.
+    Raises: ArgumentError for a flag that is not about the code alone: that names files, chooses the target or changes the kind of output.
     """
     asked = device_flags(pass_configs)
     for flag in (*asked, *extra):

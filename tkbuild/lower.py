@@ -42,6 +42,7 @@ _BINARY_OPS = {
 #: Truncating division equals flooring division for the sizes a launch uses, which are never negative.
 _TRUNCATING_OPS = {"Div": "//", "Mod": "%"}
 _TENSOR_MAP_CALL = "__tvm_tensormap_create_tiled"
+_CONTROL_FLOW = ("IfThenElse", "For", "While")
 _HOST_CALLS_WITHOUT_EFFECT = {"__tvm_set_device"}
 _LAUNCH_FIELDS = {
     "blockIdx.x": ("grid", 0),
@@ -215,10 +216,24 @@ def extract_launch_facts(host_mod: Any, device_mod: Any) -> dict[str, Json]:
     functions = {str(var.name_hint): func for var, func in device_mod.functions.items()}
     reader = _HostReader(functions)
     for func in host_mod.functions.values():
-        tilelang.tvm.tirx.stmt_functor.post_order_visit(func.body, reader.visit)
+        for node in _nodes(func.body):
+            reader.visit(node)
     if not reader.launches:
         raise LowerError("the kernel launches nothing: it has no T.Kernel block")
     return {"tensor_maps": reader.tensor_maps, "launches": reader.launches}
+
+
+def _nodes(root: Any) -> list[Any]:
+    """The nodes of a statement or an expression, operands first. An error that a callback of TVM's raised would lose its type."""
+    nodes: list[Any] = []
+    tilelang.tvm.tirx.stmt_functor.post_order_visit(root, nodes.append)
+    return nodes
+
+
+def _callee(node: Any) -> str | None:
+    """The name of what a packed call calls; None for any other node."""
+    is_call = type(node).__name__ == "Call" and str(getattr(node.op, "name", "")).endswith("call_packed")
+    return str(node.args[0].value) if is_call else None
 
 
 class _HostReader:
@@ -235,12 +250,15 @@ class _HostReader:
         kind = type(node).__name__
         if kind in ("Bind", "LetStmt"):
             self._bound[node.var] = node.value
-        elif kind == "Call" and str(getattr(node.op, "name", "")).endswith("call_packed"):
-            self._call(node)
+        elif callee := _callee(node):
+            self._call(callee, node.args[1:])
+        elif kind in _CONTROL_FLOW and any(_callee(inner) in self._functions for inner in _nodes(node)):
+            raise LowerError(
+                "a T.Kernel block stands under an `if` or in a loop, which a launch plan cannot express; write the condition "
+                "into its grid (a launch of no CTAs is left out), and each launch by itself"
+            )
 
-    def _call(self, node: Any) -> None:
-        name, *args = node.args
-        callee = str(name.value)
+    def _call(self, callee: str, args: Sequence[Any]) -> None:
         if callee == _TENSOR_MAP_CALL:
             self._tensor_map(args)
         elif callee in self._functions:
@@ -349,12 +367,8 @@ class _HostReader:
 
 
 def _is_arithmetic(value: Any) -> bool:
-    found = False
-
-    def look(node: Any) -> None:
-        nonlocal found
+    def is_read(node: Any) -> bool:
         kind = type(node).__name__
-        found = found or kind == "BufferLoad" or (kind == "Call" and str(node.op.name).endswith("tvm_struct_get"))
+        return kind == "BufferLoad" or (kind == "Call" and str(node.op.name).endswith("tvm_struct_get"))
 
-    tilelang.tvm.tirx.stmt_functor.post_order_visit(value, look)
-    return not found
+    return not any(map(is_read, _nodes(value)))

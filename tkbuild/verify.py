@@ -153,6 +153,9 @@ def _run(variant: InstalledVariant, call: Call, reference: str, tolerance: Mappi
         raise VerifyError(f"{reference} returned {len(expected)} tensors, expected {len(results)}", reference=reference)
     for (name, tensor), wanted in zip(results, expected, strict=True):
         problems += _compare(name, tensor, wanted, tolerance.get(name, Tolerance()))
+    for arg, guarded in zip(args, call.tensors, strict=True):
+        if guarded is not None and (stray := guarded.stray_writes()):
+            problems.append(f"{arg.name}: {stray} bytes outside the tensor were written")
     return "; ".join(problems)
 
 
@@ -166,8 +169,6 @@ def _compare(name: str, tensor: GuardedTensor, wanted: torch.Tensor, tolerance: 
         places = [tuple(place) for place in wrong.nonzero()[:_LISTED_MISMATCHES].tolist()]
         shown = ", ".join(f"{place}: {got[place].item()!r} for {wanted[place].item()!r}" for place in places)
         problems.append(f"{name}: {count} of {got.numel()} elements differ from the reference, at {shown}")
-    if stray := tensor.stray_writes():
-        problems.append(f"{name}: {stray} bytes outside the tensor were written")
     return problems
 
 

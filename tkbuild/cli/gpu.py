@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import click
 import torch
@@ -13,7 +13,7 @@ import torch
 from tkbuild.bench import PEERS, Measurement, bench
 from tkbuild.cli import emit_json
 from tkbuild.cli.options import json_option, patterns_argument
-from tkbuild.errors import DriverNotFoundError, PatternError, VerifyError
+from tkbuild.errors import ArgumentError, DriverNotFoundError, PatternError, VerifyError
 from tkbuild.runtime import api
 from tkbuild.runtime.launcher import native
 from tkbuild.runtime.registry import InstalledVariant, registry
@@ -34,16 +34,21 @@ def verify_command(
 ) -> None:
     """Run installed kernels on a GPU against their references, on fresh random data."""
     variants = _on_device(patterns, device)
+    known = {} if report is None else {arch: _known_reports(report / f"{arch}.json") for arch in {str(v.arch) for v in variants}}
+    reports: list[VariantReport] = []
 
     def show(result: VariantReport) -> None:
+        reports.append(result)
         if as_json:
             emit_json(result.to_json())
         else:
             click.echo(verify_line(result))
 
-    reports = verify(variants, device=torch.device("cuda", device), large=large, seed=seed, on_report=show)
-    if report is not None:
-        _merge_reports(report, variants, reports)
+    try:
+        verify(variants, device=torch.device("cuda", device), large=large, seed=seed, on_report=show)
+    finally:
+        if report is not None:
+            _merge_reports(report, known, variants, reports)
     failed = [result.variant for result in reports if not result.is_verified]
     if failed:
         raise VerifyError(f"{len(failed)} of {len(reports)} variants are wrong or did not run: {', '.join(failed)}", failed=failed)
@@ -61,18 +66,40 @@ def verify_line(result: VariantReport) -> str:
     return f"{result.variant}  WRONG in {len(result.failures)} of {result.cases} cases (seed {result.seed})\n    {values}\n    {first.text}"
 
 
-def _merge_reports(folder: Path, variants: Sequence[InstalledVariant], reports: Sequence[VariantReport]) -> None:
-    """Write the reports by cubin digest; entries of cubins that are no longer installed go."""
+def _known_reports(path: Path) -> dict[str, Any]:
+    """What ``path`` says of each cubin; nothing where there is no such file. Raises: ArgumentError for another kind of file."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        content = json.loads(path.read_text("utf-8")) if path.exists() else {"cubins": {}}
+        if isinstance(content, dict) and isinstance(content.get("cubins"), dict):
+            return cast("dict[str, Any]", content["cubins"])
+        problem = "it has no `cubins`"
+    except (OSError, ValueError) as exc:
+        problem = str(exc)
+    raise ArgumentError(f"{path} is no report of `tkbuild verify`: {problem}; move it away, or name another folder", path=str(path))
+
+
+def _merge_reports(
+    folder: Path, known: Mapping[str, Mapping[str, Any]], variants: Sequence[InstalledVariant], reports: Sequence[VariantReport]
+) -> None:
+    """Write the reports by cubin digest, beside the ``known`` ones of each arch; entries of cubins that are no longer installed go."""
     archs = {variant.id: str(variant.arch) for variant in variants}
     installed = {variant.record.sha256 for variant in registry().all_variants()}
-    folder.mkdir(parents=True, exist_ok=True)
-    for arch in sorted(set(archs.values())):
-        path = folder / f"{arch}.json"
-        known: dict[str, Any] = json.loads(path.read_text("utf-8"))["cubins"] if path.is_file() else {}
-        kept = {cubin: entry for cubin, entry in known.items() if cubin in installed}
+    for arch, entries in sorted(known.items()):
+        kept = {cubin: entry for cubin, entry in entries.items() if cubin in installed}
         fresh = {r.cubin: {k: v for k, v in r.to_json().items() if k != "cubin"} for r in reports if archs[r.variant] == arch}
         content = {"arch": arch, "cubins": {**kept, **fresh}}
-        path.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", "utf-8")
+        (folder / f"{arch}.json").write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", "utf-8")
+
+
+def _check_writable(path: Path) -> None:
+    """Raises: ArgumentError if there cannot be a file at ``path``. Leaves what it holds."""
+    try:
+        path.open("a", encoding="utf-8").close()
+    except OSError as exc:
+        raise ArgumentError(
+            f"cannot write the results to {path}: {exc.strerror}; name a file in a folder that exists", path=str(path)
+        ) from exc
 
 
 @click.command("bench")
@@ -88,6 +115,8 @@ def bench_command(
 ) -> None:
     """Time installed kernels on a GPU against a copy of the same size, and against a peer."""
     variants = _on_device(patterns, device)
+    for target in filter(None, (out, markdown)):
+        _check_writable(target)
     results: list[Measurement] = []
 
     def show(result: Measurement) -> None:
