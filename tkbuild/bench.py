@@ -42,7 +42,7 @@ _HOST_ROUNDS = 7
 
 @dataclass(frozen=True)
 class Measurement:
-    """One workload of one variant.
+    """One workload of one variant. ``cubin`` is the sha256 of the code that ran.
 
     Times in microseconds of one call; ``gbytes_per_s`` counts the spec's bytes; ``copy_share`` is the time of a copy that
     moves as many bytes over ours; ``peer_ratio`` is the peer's device time over ours; ``peer_error`` says why the peer has none;
@@ -51,6 +51,7 @@ class Measurement:
     """
 
     variant: str
+    cubin: str
     workload: Mapping[str, CaseValue]
     moved_bytes: int
     device_us: float
@@ -142,6 +143,7 @@ def _measure(
     flops = workloads.flops.evaluate(values, sizes)
     return Measurement(
         variant=variant.id,
+        cubin=variant.record.sha256,
         workload={name: value for name, value in values.items() if name not in variant.axes},
         moved_bytes=moved,
         device_us=device_us,

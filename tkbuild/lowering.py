@@ -114,7 +114,7 @@ def start_worker(folder: Path, groups: ProcessGroups) -> ForkClient:
 
 
 def write_job(folder: Path, request: BuildRequest) -> None:
-    """Write a job for lower_worker.py; the source can import the files it declared and no others."""
+    """Write a job for lower_worker.py, with the files that the source declared, which alone of what it may import are in the key."""
     (folder / "sources").mkdir()
     for name, content in request.sources.items():
         (folder / "sources" / name).write_bytes(content)
