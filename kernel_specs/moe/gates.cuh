@@ -1,5 +1,6 @@
 // What the gates of experts share: scores, picks, places of experts, and the row of a token. Needs keys.cuh, and kCapacity (experts
 // that fit), kManyTokens (of a CTA) and kMaxSharedExperts.
+{% include "lanes.cuh" %}
 namespace gate {
 constexpr int kQuads = kCapacity / 128;  // runs of four neighbouring experts of a lane that picks
 constexpr int kLaneExperts = 4 * kQuads;
@@ -161,12 +162,6 @@ struct Sorted {
   }
 };
 
-__device__ __forceinline__ unsigned lanes_before() {
-  unsigned mask;
-  asm volatile("mov.u32 %0, %%lanemask_lt;" : "=r"(mask));
-  return mask;
-}
-
 template <int kCount>
 __device__ __forceinline__ void store_keys(Shared& shared, const unsigned (&key)[kCount], int first) {
 #pragma unroll
@@ -207,7 +202,7 @@ __device__ __forceinline__ void share_keys(
 // has the smallest index.
 __device__ __forceinline__ void pick_in_rounds(Shared& shared, const unsigned (&key)[kLaneExperts], int num_topk) {
   const int first = lane() * kLaneExperts;
-  const unsigned before = lanes_before();
+  const unsigned before = lanes::before();
   Sorted quads[kQuads];
 #pragma unroll
   for (int q = 0; q < kQuads; ++q) quads[q].sort(key + 4 * q, first + 4 * q);
@@ -308,7 +303,7 @@ __device__ __forceinline__ bool pick_by_counting(
     before[i + 3] = before[i] + (a + b + c);
     before[i + 4] = before[i] + ((a + b) + (c + d));
   }
-  const int base = sum_over<kLaneExperts>(lanes_before(), before[kLaneExperts]);
+  const int base = sum_over<kLaneExperts>(lanes::before(), before[kLaneExperts]);
   const int end = base + before[kLaneExperts];
   if (__any_sync(kFullWarp, end > kMostCandidates)) return false;
   const bool are_many = __any_sync(kFullWarp, end > kMostCounted);

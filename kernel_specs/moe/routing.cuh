@@ -1,4 +1,5 @@
 // Reading and counting expert ids, which the routing kernels share. Included into their CUDA source.
+{% include "lanes.cuh" %}
 namespace routing {
 using i64 = long long;
 constexpr unsigned kFullWarp = 0xFFFFFFFFu;
@@ -27,12 +28,6 @@ __device__ __forceinline__ int4 load_counts(bool inside, const int* from) {
                " @p ld.global.L1::no_allocate.v4.b32 { %0, %1, %2, %3 }, [%5]; }"
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(int(inside)), "l"(from));
   return v;
-}
-
-__device__ __forceinline__ unsigned lanes_before() {
-  unsigned mask;
-  asm volatile("mov.u32 %0, %%lanemask_lt;" : "=r"(mask));
-  return mask;
 }
 
 // ---- chunks: the flat ids are dealt out in increasing order, one chunk to a CTA. There are fewer than 2**31 ids.
