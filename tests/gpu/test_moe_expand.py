@@ -81,6 +81,18 @@ def test_expand_of_many_rows(first: int, width: int, num_sms: int) -> None:
         ops.set_num_sms(0)
 
 
+def test_many_rows_behind_a_programmatic_dependent() -> None:
+    x = random(9001, 4096)
+    rows, experts = mapping(9001, k=3)
+    once = expanded(x, rows, experts)
+    ops.set_pdl(True)
+    try:
+        twice = ops.moe.expand_to_fused(ops.moe.expand_to_fused(x, rows, experts)[:9001], rows, experts)
+    finally:
+        ops.set_pdl(False)
+    assert same(twice, expanded(once[:9001], rows, experts))
+
+
 @pytest.mark.parametrize("hidden", [576, 2048, 7168])
 @pytest.mark.parametrize("block", [32, 128])
 @pytest.mark.parametrize("packed", [False, True])
