@@ -2,9 +2,9 @@
 namespace bulk {
 __device__ __forceinline__ unsigned shared_address(const void* shared) { return unsigned(__cvta_generic_to_shared(shared)); }
 
-// The calling thread may start copies right away; others wait once the CTA has synchronised.
-__device__ __forceinline__ void initialise(unsigned barrier, int arrivals) {
-  asm volatile("mbarrier.init.shared.b64 [%0], %1;" :: "r"(barrier), "r"(arrivals) : "memory");
+// `count` barriers, one behind the other. The calling thread may start copies right away; others wait once the CTA has synchronised.
+__device__ __forceinline__ void initialise(unsigned barriers, int count, int arrivals) {
+  for (int i = 0; i < count; ++i) asm volatile("mbarrier.init.shared.b64 [%0], %1;" :: "r"(barriers + 8 * i), "r"(arrivals) : "memory");
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
