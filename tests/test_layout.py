@@ -36,7 +36,7 @@ ALLOWED = {
     "lowering": {"plan", "forking", "toolchain", "workfolder"},
     "frontend": {"toolchain", "forking"},
     "compile": {"toolchain", "frontend", "workfolder"},
-    "store": set(),
+    "store": {"workfolder"},
     "remote_store": {"store", "fsspec"},
     "stored": {"facts", "plan", "store"},
     "machine": set(),

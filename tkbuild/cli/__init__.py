@@ -90,7 +90,8 @@ def _execute() -> int:
     try:
         return main.main(standalone_mode=False) or 0
     except (click.Abort, KeyboardInterrupt):
-        return _fail("KeyboardInterrupt", "interrupted; what was finished is in the store", INTERRUPTED_EXIT_CODE)
+        told = "interrupted; what was finished is in the store" if sys.argv[1:2] == ["compile"] else "interrupted"
+        return _fail("KeyboardInterrupt", told, INTERRUPTED_EXIT_CODE)
     except click.exceptions.NoArgsIsHelpError as exc:
         click.echo(exc.format_message(), err=True)
         return ArgumentError.exit_code
