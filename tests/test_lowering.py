@@ -40,6 +40,12 @@ def test_template_that_ends_its_process_fails_alone(builder: Builder) -> None:
     assert "left no result" in failure.error.message
 
 
+def test_errors_name_the_variant_whose_source_is_to_be_shown(tmp_path: Path) -> None:
+    (tmp_path / "error.json").write_text('{"message": "`tkbuild explain VARIANT --source` shows it"}')
+    with pytest.raises(LowerError, match=r"^`tkbuild explain t\.k-a-sm_90a --source` shows it$"):
+        lowering.read_result(tmp_path, 1, "t.k-a-sm_90a")
+
+
 def killer(name: str, marker: Path | None = None) -> BuildRequest:
     """A request whose template kills the server that lowers it; with a marker, only if that is not there yet."""
     code = "import os, pathlib, signal, time\nTEXT = ''\n"

@@ -7,9 +7,11 @@ import difflib
 import errno
 import importlib
 import importlib.util
+import inspect
 import json
 import os
 import sys
+import traceback
 import warnings
 from typing import Any, TextIO
 
@@ -78,7 +80,7 @@ def run() -> None:
         if sys.stdout is not None:
             sys.stdout.flush()
     except OSError as exc:
-        if not _stdout_is_broken():
+        if not _stdout_is_broken() and not _is_of_echo(exc):
             raise
         if exc.errno != errno.EPIPE:
             click.echo(f"error: cannot write the output: {exc.strerror}", err=True)
@@ -115,6 +117,11 @@ def _show_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, file: TextIO | None = None, line: str | None = None
 ) -> None:
     click.echo(f"warning: {' '.join(str(message).split())}", err=True)
+
+
+def _is_of_echo(exc: OSError) -> bool:
+    """Whether ``click.echo`` met the error: stdout without a buffer keeps nothing that a second try could tell by."""
+    return traceback.extract_tb(exc.__traceback__)[-1].filename == inspect.getfile(click.echo)
 
 
 def _stdout_is_broken() -> bool:
