@@ -230,7 +230,7 @@ def _check_file(folder: Path, name: Any, at: str, report: Report) -> None:
 
 
 def _check_targets(path: Path, given: dict[str, Any], report: Report) -> None:
-    default = given.get("template") or f"{str(given.get('kernel') or '').partition('.')[2]}.py.j2"
+    default = given.get("template") or template_name(str(given.get("kernel") or ""))
     uses_default = False
     for name, tuning in _good(given, "targets"):
         _check_arch(name, report)
@@ -245,6 +245,11 @@ def _check_targets(path: Path, given: dict[str, Any], report: Report) -> None:
             _check_file(path.parent, own, f"targets.{name}.template", report)
     if uses_default and given.get("kernel"):
         _check_file(path.parent, default, "template", report)
+
+
+def template_name(kernel: str) -> str:
+    """Return the name of the template that belongs to ``kernel`` where its spec names none."""
+    return f"{kernel.partition('.')[2]}.py.j2"
 
 
 def _check_arch(name: str, report: Report) -> None:
@@ -282,6 +287,8 @@ def _check_axis(at: str, name: str, axis: dict[str, Any], names: _Names, report:
     if "choose" in axis:
         if axis["type"] != "int":
             report.add(f"{at}.choose", "only an axis of type int can follow from a call")
+        elif axis["choose"]["rule"] == "divides" and 0 in axis["values"]:
+            report.add(f"{at}.choose.rule", "0 divides nothing; take it out of the values, or name another rule")
         _check_expr(axis["choose"]["of"], f"{at}.choose.of", names.at_call - names.axes.keys(), names, report)
 
 
@@ -452,14 +459,8 @@ def _check_verify(given: dict[str, Any], names: _Names, report: Report) -> None:
         return
     if not given.get("reference") and "reference" not in report.places:
         report.add("verify", "nothing to compare with: give the key 'reference' (family.function)")
-    roles = {"tolerance": ("out", "inout"), "inputs": ("in", "inout", "workspace")}
-    for key, allowed in roles.items():
-        known = [name for name, arg in names.args.items() if not arg or arg["role"] in allowed]
-        for name in verify.get(key) or ():
-            if name not in known and names.args:
-                report.add(
-                    f"verify.{key}.{name}", f"no {' or '.join(allowed)} tensor{nearest(name, known)}; known: {', '.join(known)}"
-                )
+    for key, roles in (("tolerance", ("out", "inout")), ("inputs", ("in", "inout"))):
+        _check_tensors(f"verify.{key}", verify.get(key), roles, names, report)
     _check_fills("verify.inputs", verify.get("inputs"), report)
     _check_cases("verify.cases", verify["cases"], names, report)
 
