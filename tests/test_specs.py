@@ -52,6 +52,31 @@ def test_a_right_spec_is_read_whole(tmp_path: Path) -> None:
     assert {scalar.name: scalar.default for scalar in spec.signature.scalars} == {"round_sf": 0, "eps": 1e-6}
 
 
+@pytest.mark.parametrize(
+    ("name", "module", "problem"),
+    [
+        ("references:scale", "def scale(x): ...", None),
+        ("references:scale", "from elsewhere import other as scale", None),
+        ("references:scale", "from elsewhere import *", None),
+        ("references:scale", "if True:\n    scale = print", None),
+        ("references:scal", "def scale(x): ...", r"references\.py has no scal; did you mean scale\?"),
+        ("references:scale", "def scale(x:", r"references\.py:1: '\(' was never closed"),
+        ("referenc:scale", "def scale(x): ...", r"no module referenc; did you mean that in .*references\.py\?"),
+        ("elsewhere:scale", "def other(x): ...", None),
+        ("json:scale", "def other(x): ...", None),
+    ],
+)
+def test_references_of_ones_own_are_looked_for_in_the_project(tmp_path: Path, name: str, module: str, problem: str | None) -> None:
+    (tmp_path / "references.py").write_text(module)
+    (tmp_path / "kernel_specs/quant").mkdir(parents=True)
+    text = changed("reference: quant.cast", f"reference: {name}")
+    if problem is None:
+        assert load_spec(write_spec(tmp_path / "kernel_specs/quant", text)).reference == name
+    else:
+        with pytest.raises(SpecError, match=f"reference: .*{problem}"):
+            load_spec(write_spec(tmp_path / "kernel_specs/quant", text))
+
+
 def test_cases_multiply_and_compute_and_pick_their_variants(tmp_path: Path) -> None:
     spec = load_spec(write_spec(tmp_path))
     assert spec.verify is not None

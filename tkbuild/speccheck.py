@@ -19,7 +19,7 @@ from tkbuild.dtypes import BY_SHORT_NAME, DTYPES, TENSOR_DTYPES
 from tkbuild.errors import ArgumentError
 from tkbuild.expr import FUNCTIONS, INT64_MAX, INT64_MIN, Expr, Node
 from tkbuild.flags import DEVICE_FLAGS_CONFIG, REGISTER_LEVEL_CONFIG, device_flags, refusal
-from tkbuild.reference_names import reference_names
+from tkbuild.reference_names import own_reference_problem, reference_names
 from tkbuild.schema import BAD, Report, nearest
 from tkbuild.signature import FACTS, axis_text
 
@@ -68,7 +68,7 @@ def check_spec(path: Path, given: dict[str, Any], report: Report) -> None:
     _check_dims(given, names, report)
     _check_conditions(given, names, report)
     _check_flags(given, report)
-    _check_reference(given, report)
+    _check_reference(path, given, report)
     _check_verify(given, names, report)
     _check_bench(given, names, report)
     _check_combinations(given, report)
@@ -443,10 +443,16 @@ def _wrong_pass_config(name: str, value: Any) -> Iterator[str]:
         yield from filter(None, map(refusal, device_flags({name: value})))
 
 
-def _check_reference(given: dict[str, Any], report: Report) -> None:
-    """A reference of one's own, ``module:function``, is looked up where the kernel is verified."""
+def _check_reference(path: Path, given: dict[str, Any], report: Report) -> None:
+    """A reference of one's own, ``module:function``, is imported where the kernel is verified; here its file is read, if it is near."""
     name = given.get("reference")
-    if isinstance(name, str) and ":" not in name and name not in reference_names():
+    if not isinstance(name, str):
+        return
+    if ":" in name:
+        # Beside the spec, beside its family's folder, or in the project that has the folder of the specs.
+        if problem := own_reference_problem(name, path.absolute().parents[:3]):
+            report.add("reference", problem)
+    elif name not in reference_names():
         report.add(
             "reference",
             f"tkbuild.reference has no {name}{nearest(name, reference_names())}; a function of your own is module:function",
