@@ -380,6 +380,18 @@ run(["/bin/sh", "-c", "trap '' TERM INT; sleep 300 & echo $! > {tmp_path}/pid; w
     assert _is_gone(grandchild)
 
 
+def test_stop_signals_interrupt_unless_they_are_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        with pytest.raises(KeyboardInterrupt), toolchain.stop_signals_interrupt():
+            signal.raise_signal(signal.SIGHUP)
+            signal.raise_signal(signal.SIGTERM)
+            raise AssertionError("SIGTERM did not interrupt")
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_closed_groups_start_nothing(tmp_path: Path) -> None:
     groups = ProcessGroups()
     process = groups.start(["/bin/sleep", "300"])

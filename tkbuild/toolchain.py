@@ -95,7 +95,9 @@ def stop_signals_interrupt() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: handler for number in _STOP_SIGNALS if (handler := signal.getsignal(number)) is not signal.SIG_IGN}
+    handlers = {number: signal.getsignal(number) for number in _STOP_SIGNALS}
+    # None: of the program that embeds Python, and not to be restored from here.
+    before = {number: handler for number, handler in handlers.items() if handler not in (signal.SIG_IGN, None)}
     for number in before:
         signal.signal(number, signal.default_int_handler)
     try:
