@@ -51,4 +51,4 @@ format: $(STAMP)  ## format the code
 	$(BIN)/ruff check --fix .
 
 clean:  ## remove what builds made; the store goes with `tkbuild clean`
-	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache tkbuild/launcher/*.so tkbuild/launcher/*.so.sha256
+	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache tkbuild/launcher/*.so tkbuild/launcher/*.stamp $(STAMP)

@@ -84,7 +84,7 @@ class FakeToolkit:
         path.chmod(0o755)
 
     def set_mode(self, mode: str) -> None:
-        """Choose what ptxas does: ok, spill, empty, half, other_arch, nothing, ptx, fail, hang."""
+        """Choose what ptxas does: ok, spill, empty, half, other_arch, nothing, ptx, fail, crash, killed, hang."""
         (self.root / "mode").write_text(mode)
 
     def calls(self, tool: str) -> int:
@@ -130,6 +130,8 @@ read -r mode < "$root/mode" || :
 case $mode in
   hang) trap '' TERM; sleep 300 & sleep 300 ;;
   fail) head -c 100 "$root/cubins/$arch" > "$last"; echo "ptxas fatal: no" >&2; exit 1 ;;
+  crash) kill -SEGV $$ ;;
+  killed) kill -KILL $$ ;;
   empty) : > "$last"; exit 0 ;;
   half) head -c 200 "$root/cubins/$arch" > "$last" ;;
   nothing) exit 0 ;;

@@ -251,7 +251,7 @@ except KeyboardInterrupt:
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_interrupted_build_leaves_no_process_and_a_usable_store(
     tmp_path: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -280,6 +280,7 @@ def test_interrupted_build_leaves_no_process_and_a_usable_store(
     result = build(make_plan(requests, FACTS), Store(tmp_path / "artifacts"), kit.toolchain(), TILELANG)
     assert (result.hits, len(result.built)) == (1, 2)
     assert list((tmp_path / "artifacts/tmp").iterdir()) == []
+    assert not list(tmp_path.glob("tkbuild-*"))
 
 
 def lower_workers(where: Path) -> set[int]:

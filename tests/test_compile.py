@@ -58,6 +58,8 @@ def test_result_is_checked_and_described(compiler: Compiler) -> None:
         ("empty", "not a complete cubin"),
         ("half", "not a complete cubin"),
         ("fail", "failed with status 1:\nptxas fatal: no"),
+        ("crash", "was ended by SIGSEGV; `tkbuild doctor` tries the toolkit, and `tkbuild doctor --install-toolchain` mends"),
+        ("killed", "was ended by SIGKILL; usually for want of memory"),
         ("other_arch", "a cubin for sm_100a, expected sm_90a"),
         ("nothing", "wrote no cubin"),
         ("ptx", "embeds PTX"),

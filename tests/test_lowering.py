@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from fake_build import Builder, request, use_fake_worker
 
 from tkbuild import lowering
-from tkbuild.errors import LowerError
+from tkbuild.errors import LowerError, StepTimeoutError
+from tkbuild.forking import ForkClient
 from tkbuild.plan import BuildRequest
+from tkbuild.toolchain import ProcessGroups
 
 
 @pytest.fixture
@@ -34,6 +38,12 @@ def test_template_that_ends_its_process_fails_alone(builder: Builder) -> None:
     (failure,) = builder_result.failures
     assert (failure.variant, failure.stage, type(failure.error)) == ("t.k-gone-sm_90a", "lower", LowerError)
     assert "left no result" in failure.error.message
+
+
+def test_errors_name_the_variant_whose_source_is_to_be_shown(tmp_path: Path) -> None:
+    (tmp_path / "error.json").write_text('{"message": "`tkbuild explain VARIANT --source` shows it"}')
+    with pytest.raises(LowerError, match=r"^`tkbuild explain t\.k-a-sm_90a --source` shows it$"):
+        lowering.read_result(tmp_path, 1, "t.k-a-sm_90a")
 
 
 def killer(name: str, marker: Path | None = None) -> BuildRequest:
@@ -68,3 +78,24 @@ def test_server_that_cannot_start_is_tried_twice(builder: Builder, monkeypatch: 
     assert len(result.failures) == 5
     assert "no TileLang" in result.failures[0].error.message
     assert starts.read_text() == "xx"
+
+
+def test_pid_of_a_stopped_job_may_come_again() -> None:
+    pid = 2**22 + 1  # no process can have it
+    server = f"""
+import time
+print("ready", flush=True)
+for status in (9, 0):
+    input()
+    print("pid {pid}", flush=True)
+    time.sleep(0.5)
+    print("done {pid}", status, flush=True)
+input()
+"""
+    groups, pipe = ProcessGroups(), subprocess.PIPE
+    process = groups.start([sys.executable, "-c", server], stdin=pipe, stdout=pipe, text=True, bufsize=1)
+    client = ForkClient(process, groups, ready_timeout_s=30)
+    with pytest.raises(StepTimeoutError, match=r"slow was stopped after 0\.1 s"):
+        client.run(Path("/a"), 0.1, "slow")
+    assert client.run(Path("/b"), 30, "next") == 0
+    client.close()

@@ -11,7 +11,7 @@ from fake_build import FACTS
 
 from tkbuild import memo
 from tkbuild.facts import BuildFacts
-from tkbuild.memo import plan_fields, recall, remember
+from tkbuild.memo import plan_fields, plans_of, recall, remember
 from tkbuild.store import Store
 
 
@@ -69,3 +69,16 @@ def test_a_build_is_recalled_while_all_its_entries_are_there(specs: Path, tmp_pa
     assert recall(store, now) == 2
     store.gc(keep={"1" * 64, "2" * 64})
     assert recall(store, now) is None
+
+
+def test_the_record_of_a_build_is_needed_as_long_as_its_entries_are(specs: Path, tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    for kind, digit in (("lowered", "1"), ("cubins", "2"), ("cubins", "3")):
+        store.put(kind, digit * 64, fields={}, facts={}, files={"file": digit.encode()})
+    remember(store, fields(specs, store, {"archs": ["sm_100a"]}), [("1" * 64, "3" * 64)])
+    now = fields(specs, store)
+    remember(store, now, [("1" * 64, "2" * 64)])
+    needed = {"1" * 64, "2" * 64}
+    store.gc(keep=needed | plans_of(store, needed))
+    assert recall(store, now) == 1
+    assert len(list(store.entries("plans"))) == 1

@@ -50,7 +50,31 @@ def test_a_right_spec_is_read_whole(tmp_path: Path) -> None:
     assert str(spec.bench.moved_bytes) == "bytes(x) + bytes(out) + bytes(sf)"
     assert [dim.name for dim in spec.signature.bound_dims] == ["T", "H", "ld", "E", "sf_row", "sf_col"]
     assert {scalar.name: scalar.default for scalar in spec.signature.scalars} == {"round_sf": 0, "eps": 1e-6}
-    assert spec.lines["axes.block"] == line_of(SPEC, "block: {type")
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "problem"),
+    [
+        ("references:scale", "def scale(x): ...", None),
+        ("references:scale", "from elsewhere import other as scale", None),
+        ("references:scale", "from elsewhere import *", None),
+        ("references:scale", "if True:\n    scale = print", None),
+        ("references:scal", "def scale(x): ...", r"references\.py has no scal; did you mean scale\?"),
+        ("references:scale", "def scale(x:", r"references\.py:1: '\(' was never closed"),
+        ("referenc:scale", "def scale(x): ...", r"no module referenc; did you mean that in .*references\.py\?"),
+        ("elsewhere:scale", "def other(x): ...", None),
+        ("json:scale", "def other(x): ...", None),
+    ],
+)
+def test_references_of_ones_own_are_looked_for_in_the_project(tmp_path: Path, name: str, module: str, problem: str | None) -> None:
+    (tmp_path / "references.py").write_text(module)
+    (tmp_path / "kernel_specs/quant").mkdir(parents=True)
+    text = changed("reference: quant.cast", f"reference: {name}")
+    if problem is None:
+        assert load_spec(write_spec(tmp_path / "kernel_specs/quant", text)).reference == name
+    else:
+        with pytest.raises(SpecError, match=f"reference: .*{problem}"):
+            load_spec(write_spec(tmp_path / "kernel_specs/quant", text))
 
 
 def test_cases_multiply_and_compute_and_pick_their_variants(tmp_path: Path) -> None:
@@ -107,6 +131,7 @@ WRONG = [
     ("values: [false, true]", "values: [false, yes]", "axes.packed.values[1]", "write true or false"),
     ("values: [bfloat16, float32]", "values: [bf16]", "axes.in_dtype.values[0]", "did you mean bfloat16?"),
     ("rule: at_least", "rule: atleast", "axes.cap.choose.rule", "did you mean at_least?"),
+    ("[64, 256], choose: {rule: at_least", "[0, 64], choose: {rule: divides", "axes.cap.choose.rule", "0 divides nothing"),
     ("of: E}", "of: EE}", "axes.cap.choose.of", "unknown name 'EE' (did you mean E?)"),
     ("packed == 0 or sf_format == 'ue8m0'", "packd == 0", "constraints[0].require", "did you mean packed?"),
     ("packed == 0 or sf_format == 'ue8m0'", "T > 0", "constraints[0].require", "unknown name 'T'"),
@@ -175,6 +200,7 @@ WRONG = [
     ("why: tail, T: [1, 31]", "why: tail", "verify.cases[0]", "no value for the dimension 'T'"),
     ("why: tail, T: [1, 31]", "why: tail, large: 1, T: [1, 31]", "verify.cases[0].large", "true or false"),
     ("why: tail, T: [1, 31]", "why: tail, inputs: {z: normal}, T: [1, 31]", "verify.cases[0].inputs.z", "known: x, w"),
+    ("inputs: {x: normal}", "inputs: {ws: zeros}", "verify.inputs.ws", "no in or inout tensor"),
     ("inputs: {x: normal}", "inputs: {x: 5}", "verify.inputs.x", "a fill such as normal"),
     ("inputs: {x: normal}", "inputs: {x: nromal}", "verify.inputs.x", "unknown fill 'nromal' (did you mean normal?)"),
     ("why: tail, T: [1, 31]", "why: tail, inputs: {x: unifrm(0)}, T: [1, 31]", "verify.cases[0].inputs.x", "did you mean uniform?"),

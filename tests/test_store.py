@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from tkbuild import store as store_module
+from tkbuild import workfolder
 from tkbuild.digest import bytes_digest
 from tkbuild.errors import ArgumentError, IntegrityError, StoreError
 from tkbuild.store import Artifact, Store, StoreWarning
@@ -138,7 +139,7 @@ def test_nothing_left_by_hand_blocks(tmp_path: Path) -> None:
 
 
 def test_staging_of_the_living_and_of_other_hosts_stays(tmp_path: Path) -> None:
-    mine = tmp_path / "tmp" / f"{store_module._owner()}-{'a' * 16}"
+    mine = tmp_path / "tmp" / f"{workfolder.this_owner()}-{'a' * 16}"
     foreign, old = tmp_path / f"tmp/0123456789abcdef-1-1-{'a' * 16}", tmp_path / f"tmp/0123456789abcdef-2-2-{'a' * 16}"
     for path in (mine, foreign, old):
         path.mkdir(parents=True)

@@ -5,18 +5,21 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from fake_build import full_disk
 from fake_toolkit import FakeToolkit
 
-from tkbuild import toolchain, versions
+from tkbuild import toolchain, versions, workfolder
 from tkbuild.arch import TargetArch
+from tkbuild.digest import _recorded_form
 from tkbuild.errors import StepTimeoutError, ToolchainError, WorkFolderError
 from tkbuild.toolchain import ProcessGroups, clean_environment, find, install, run
 
@@ -54,7 +57,7 @@ def test_tools_on_path_are_not_used(kit: FakeToolkit, tmp_path: Path, monkeypatc
         ("  ", "it is empty"),
         (":{root}", "a list of paths"),
         ("{root}:{root}", "a list of paths"),
-        ("relative/cuda", "not an absolute path"),
+        ("relative/cuda", "no such folder"),
         ("/nonexistent/cuda", "no such folder"),
         ("{dangling}", "dangling link"),
         ("{empty}", "lacks bin/nvcc"),
@@ -78,6 +81,11 @@ def test_odd_but_right_roots_work(tmp_path: Path, name: str) -> None:
     assert not (tmp_path / "x").exists()
 
 
+def test_relative_roots_work(kit: FakeToolkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert find("cuda", host_compiler=kit.root / "bin/g++").root == kit.root
+
+
 def test_parts_of_different_versions_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ToolchainError, match=r"nvcc 13\.5, ptxas 13\.1, cuda\.h 13\.5"):
         FakeToolkit.create(tmp_path / "a", ptxas_release="13.1.80").toolchain()
@@ -97,7 +105,14 @@ def test_tool_that_does_not_run(kit: FakeToolkit) -> None:
     with pytest.raises(ToolchainError, match=r"ptxas does not tell its version: 'broken'"):
         kit.toolchain()
     (kit.root / "bin/ptxas").chmod(0o644)
-    with pytest.raises(ToolchainError, match=r"cannot start .*ptxas: Permission denied"):
+    with pytest.raises(ToolchainError, match=r"lacks bin/ptxas \(not executable\)"):
+        kit.toolchain()
+
+
+def test_tool_that_hangs(kit: FakeToolkit, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(toolchain, "_VERSION_TIMEOUT_S", 0.2)
+    (kit.root / "bin/ptxas").write_text("#!/bin/sh\nsleep 60\n")
+    with pytest.raises(ToolchainError, match=r"ptxas does not tell its version within 0\.2 s; run `tkbuild doctor --install"):
         kit.toolchain()
 
 
@@ -157,14 +172,123 @@ def _fake_pip(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, body: str) -> Non
     monkeypatch.setattr(sys, "executable", str(script))
 
 
-def test_install_publishes_a_whole_prefix_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _fake_pip(monkeypatch, tmp_path, f'echo "$@" >> {tmp_path}/calls; mkdir -p "$5/nvidia/cu13"')
-    prefix = tmp_path / "tools/cuda-1"
-    assert install(prefix) == install(prefix) == prefix
+PACKAGES = (*toolchain._CONTENT_PACKAGES, *toolchain._OTHER_PACKAGES)
+
+
+@pytest.fixture
+def pip_prefix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A toolkit as pip leaves it, which the fake pip copies to where it is asked to."""
+    prefix = tmp_path / "pip"
+    kit = FakeToolkit.create(prefix / "nvidia/cu13")
+    (kit.root / "include/cuda_fp8.h").touch()
+    files = sorted(path.relative_to(prefix).as_posix() for path in (prefix / "nvidia").rglob("*") if path.is_file())
+    for name in PACKAGES:
+        info = prefix / f"{name.replace('-', '_')}-1.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
+        mine = files if name == PACKAGES[0] else []
+        rows = [f"{file},{_recorded_form(prefix / file)},{(prefix / file).stat().st_size}" for file in mine]
+        (info / "RECORD").write_text("\n".join([*rows, f"{info.name}/RECORD,,"]))
+    _fake_pip(monkeypatch, tmp_path, f'echo "$@" >> {tmp_path}/calls; cp -a {prefix} "$5"')
+    return prefix
+
+
+def test_install_publishes_a_whole_prefix_once(tmp_path: Path, pip_prefix: Path) -> None:
+    prefix, told = tmp_path / "tools/cuda-1", []
+    assert install(prefix, tell=told.append) == install(prefix, tell=told.append) == prefix
     assert (prefix / "nvidia/cu13").is_dir()
+    assert told == [f"{prefix} is not there; installing the CUDA toolkit {versions.CUDA_VERSION} to {prefix}"]
     (call,) = (tmp_path / "calls").read_text().splitlines()
     assert call.endswith(" ".join(versions.CUDA_REQUIREMENTS))
     assert [path.name for path in prefix.parent.iterdir()] == ["cuda-1"]
+
+
+def _cut_short(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def _flip_a_bit_unseen(path: Path) -> None:
+    before, content = path.stat(), path.read_bytes()
+    path.write_bytes(bytes([content[0] ^ 1]) + content[1:])
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+DAMAGE = [
+    ("nvidia/cu13/bin/ptxas", Path.unlink, "ptxas is missing, or not as it was installed"),
+    ("nvidia/cu13/nvvm/bin/cicc", _cut_short, "cicc is missing, or not as it was installed"),
+    ("nvidia/cu13/include/cuda_runtime.h", _flip_a_bit_unseen, "cuda_runtime.h is missing, or not as it was installed"),
+    ("nvidia/cu13/bin/nvcc", lambda path: path.chmod(0o644), r"bin/nvcc \(not executable\)"),
+    ("nvidia_nvvm-1.dist-info", shutil.rmtree, "lacks nvidia-nvvm"),
+    ("nvidia_cuda_crt-1.dist-info/RECORD", lambda path: path.write_text(""), "RECORD is missing, or not"),
+    ("", shutil.rmtree, "is not there"),
+    ("", lambda path: [shutil.rmtree(path), path.mkdir()], "lacks nvidia-cuda-nvcc"),
+]
+
+
+@pytest.mark.parametrize(("place", "harm", "reason"), DAMAGE)
+def test_install_mends_a_damaged_toolkit(
+    tmp_path: Path, pip_prefix: Path, place: str, harm: Callable[[Path], object], reason: str
+) -> None:
+    prefix, told = install(tmp_path / "tools/cuda-1"), []
+    harm(prefix / place)
+    install(prefix, tell=told.append)
+    assert re.search(reason, told[0])
+    assert toolchain.damage(prefix) == ""
+    assert [path.name for path in prefix.parent.iterdir()] == ["cuda-1"]
+
+
+def test_toolkit_of_another_version_is_replaced(tmp_path: Path, pip_prefix: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prefix = install(tmp_path / "tools/cuda-1")
+    monkeypatch.setattr(toolchain, "CUDA_VERSION", "13.6.0")
+    assert "is CUDA 13.5.37" in toolchain.damage(prefix)
+    with pytest.raises(ToolchainError, match=r"pip installed a CUDA toolkit that is not whole: .* is CUDA 13\.5\.37"):
+        install(prefix)
+    assert (prefix / "nvidia/cu13/bin/nvcc").is_file()
+
+
+def test_failed_repair_leaves_what_was_there(tmp_path: Path, pip_prefix: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prefix = install(tmp_path / "tools/cuda-1")
+    (prefix / "nvidia/cu13/include/cuda.h").write_text("#define CUDA_VERSION 13050 // mine\n")
+    _fake_pip(monkeypatch, tmp_path, "exit 1")
+    with pytest.raises(ToolchainError, match="pip could not install"):
+        install(prefix)
+    assert "mine" in (prefix / "nvidia/cu13/include/cuda.h").read_text()
+
+
+def test_missing_file_of_the_toolkit_names_the_remedy(pip_prefix: Path) -> None:
+    (pip_prefix / "nvidia/cu13/include/cuda_fp8.h").unlink()
+    with pytest.raises(ToolchainError, match=r"is damaged: .* is missing now.*run `tkbuild doctor --install-toolchain`"):
+        find(pip_prefix)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_stopped_install_leaves_no_process_and_no_folder(tmp_path: Path, number: signal.Signals) -> None:
+    pip = tmp_path / "python"
+    pip.write_text(f'#!/bin/sh\nmkdir -p "$5" "$TMPDIR/pip-temp"; echo $$ > {tmp_path}/pid\nexec sleep 300\n')
+    pip.chmod(0o755)
+    code = f"""
+import sys
+from pathlib import Path
+from tkbuild.toolchain import install
+sys.executable = {str(pip)!r}
+install(Path({str(tmp_path / "tools/cuda-1")!r}))
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parent.parent, stderr=subprocess.DEVNULL)
+    started = _wait_for(tmp_path / "pid")
+    process.send_signal(number)
+    assert process.wait(10) != 0
+    assert _is_gone(started)
+    assert list((tmp_path / "tools").iterdir()) == []
+
+
+def test_install_removes_what_dead_ones_left(tmp_path: Path, pip_prefix: Path) -> None:
+    space = workfolder.this_owner().partition("-")[0]
+    names = [f".installing-{space}-{2**30}-1-dead", ".installing-0123456789abcdef-1-1-foreign"]
+    for name in names:
+        (tmp_path / "tools" / name / "prefix").mkdir(parents=True)
+    with workfolder.private_folder(tmp_path / "tools", ".installing-") as living:
+        install(tmp_path / "tools/cuda-1")
+        assert sorted(path.name for path in (tmp_path / "tools").iterdir()) == sorted([names[1], "cuda-1", Path(living).name])
 
 
 def test_failed_install_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,12 +308,7 @@ def test_versions_agree_with_the_project() -> None:
     project = (Path(__file__).parent.parent / "pyproject.toml").read_text()
     assert 'dynamic = ["version"]' in project
     assert 'path = "tkbuild/__init__.py"' in project
-    for name, version in (
-        ("tilelang", versions.TILELANG_VERSION),
-        ("apache-tvm-ffi", versions.TVM_FFI_VERSION),
-        ("ziglang", versions.ZIGLANG_VERSION),
-    ):
-        assert set(re.findall(rf'"{name}==([^"]+)"', project)) == {version}
+    assert set(re.findall(r'"tilelang==([^"]+)"', project)) == {versions.TILELANG_VERSION}
 
 
 # ---- running
@@ -259,6 +378,18 @@ run(["/bin/sh", "-c", "trap '' TERM INT; sleep 300 & echo $! > {tmp_path}/pid; w
     process.send_signal(signal.SIGINT)
     assert process.wait(10) != 0
     assert _is_gone(grandchild)
+
+
+def test_stop_signals_interrupt_unless_they_are_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        with pytest.raises(KeyboardInterrupt), toolchain.stop_signals_interrupt():
+            signal.raise_signal(signal.SIGHUP)
+            signal.raise_signal(signal.SIGTERM)
+            raise AssertionError("SIGTERM did not interrupt")
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_closed_groups_start_nothing(tmp_path: Path) -> None:

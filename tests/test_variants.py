@@ -51,7 +51,7 @@ def test_ids_parse_back(specs: dict[str, KernelSpec]) -> None:
     [
         ("quant.cst-bf16-b32-f32-packed0-e64-sm_90a", "did you mean quant.cast?"),
         ("quant.cast-bf16-b32-f32-packed0-sm_90a", "expected quant.cast-<in_dtype>-<block>-<sf_format>-<packed>-<cap>-<arch>"),
-        ("quant.cast-bf16-b48-f32-packed0-e64-sm_90a", "'b48' is no block; did you mean"),
+        ("quant.cast-bf16-b48-f32-packed0-e64-sm_90a", "block 'b48' is not built; did you mean"),
         ("quant.cast-bf16-32-f32-packed0-e64-sm_90a", "built: b32, b64, b128"),
         ("quant.cast-bf16-b32-f32-packed1-e64-sm_90a", "only ue8m0 scales are packed"),
         ("quant.cast-bf16-b32-f32-packed0-e64-sm_120a", "no target sm_120a; it has sm_90a, sm_100a"),
@@ -101,8 +101,9 @@ def test_patterns(specs: dict[str, KernelSpec], patterns: list[str], archs: list
     ("pattern", "archs", "telling"),
     [
         ("quant.cats", [], "did you mean quant.cast"),
-        ("*@sm_120a", [], "has `targets` for sm_90a, sm_100a"),
-        ("moe.gate", [SM100A], "selects nothing"),
+        ("*@sm_120a", [], "has `targets` for sm_90a, sm_100a, none is for sm_120a; add it"),
+        ("moe.gate", [SM100A], "has `targets` for sm_90a, none is for sm_100a; add it"),
+        ("*@sm_90a", [SM100A, TargetArch(12, 0, "a")], "none is for sm_90a and sm_100a or sm_120a"),
         ("*@sm90a", [], "did you mean sm_90a?"),
         ("", [], "selects nothing"),
     ],

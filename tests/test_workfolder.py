@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -19,6 +21,24 @@ def test_folders_are_gone_afterwards(tmp_path: Path) -> None:
         (folder / "file").touch()
         assert folder == work / "one"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_folders_of_killed_processes_go_with_the_next(tmp_path: Path) -> None:
+    code = f"""
+import os
+from pathlib import Path
+from tkbuild.workfolder import work_folder
+with work_folder(Path({str(tmp_path)!r})):
+    os.kill(os.getpid(), 9)
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent.parent, check=False)
+    (left,) = tmp_path.iterdir()
+    (left / "kernel-1").mkdir()
+    kept = [tmp_path / "tkbuild-mine", tmp_path / f"tkbuild-0123456789abcdef-{2**30}-1-x"]
+    for path in kept:
+        path.mkdir()
+    with work_folder(tmp_path) as living, work_folder(tmp_path) as other:
+        assert sorted(tmp_path.iterdir()) == sorted([*kept, living, other])
 
 
 @pytest.mark.parametrize("error", [LowerError("it crashed"), CompileError("it died"), OSError(errno.EIO, "Input/output error")])

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import queue
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,7 +20,7 @@ from tkbuild.plan import BuildPlan, BuildRequest, CompileStep, LowerStep
 from tkbuild.schedule import CompileQueue, header_group, machine_job_count
 from tkbuild.store import Artifact, Store
 from tkbuild.stored import BuiltVariant, built_variant, compile_step_of, launch_plan, stored_results
-from tkbuild.toolchain import ProcessGroups, TileLangPackage, Toolchain
+from tkbuild.toolchain import ProcessGroups, TileLangPackage, Toolchain, stop_signals_interrupt
 from tkbuild.workfolder import work_folder
 
 _LOG_TAIL_CHARS = 20_000
@@ -84,30 +82,17 @@ def build(
 ) -> BuildResult:
     """Build what ``plan`` lists and return all of it; a step that fails does not stop the others.
 
-    on_event: called in this thread.  Ctrl-C and SIGTERM stop the build with KeyboardInterrupt; no process stays behind,
+    on_event: called in this thread.  Ctrl-C, SIGTERM and SIGHUP stop the build with KeyboardInterrupt; no process stays behind,
     and what was finished is in the store.  When everything is stored, no compiler and no TileLang is started.
     Raises: StoreError, WorkFolderError, ToolchainError for an arch that the toolchain is too old for.
     """
     for arch in {request.arch for step in plan.steps for request in step.requests}:
         toolchain.require(arch)
     options = options or BuildOptions()
-    with work_folder() as folder, _sigterm_interrupts():
+    with work_folder() as folder, stop_signals_interrupt():
         jobs = machine_job_count(options.jobs)
         steps = _Steps(store, toolchain, tilelang, folder, options, jobs)
         return _BuildRun(plan, store, steps, jobs, on_event).finish()
-
-
-@contextlib.contextmanager
-def _sigterm_interrupts() -> Iterator[None]:
-    """Within the block SIGTERM does what Ctrl-C does. Only a main thread can ask for that; elsewhere nothing changes."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 # ---- single steps

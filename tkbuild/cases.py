@@ -12,8 +12,8 @@ import torch
 from tkbuild.checks import CaseValue
 from tkbuild.errors import ArgumentError, VerifyError
 from tkbuild.fills import Draw, fill
-from tkbuild.launchplan import strides
-from tkbuild.signature import ArgSpec, AxisValue, KernelSignature
+from tkbuild.launchplan import default_strides, strides
+from tkbuild.signature import AxisValue, KernelSignature
 
 #: Bytes of poison before and behind every tensor; a multiple of every alignment a spec may ask for.
 GUARD_BYTES = 512
@@ -109,8 +109,7 @@ def complete_values(
     for arg in signature.args:
         if arg.strides is None:
             continue
-        contiguous = strides(ArgSpec(arg.name, arg.role, arg.dtype, arg.shape))
-        for expr, fallback in zip(arg.strides, arg.alloc.strides if arg.alloc else contiguous, strict=True):
+        for expr, fallback in zip(arg.strides, arg.alloc.strides if arg.alloc else default_strides(arg), strict=True):
             if expr.is_name and str(expr) not in values:
                 values[str(expr)] = fallback.evaluate(values)
     names = {dim.name for dim in signature.bound_dims} | {s.name for s in signature.values}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -243,9 +244,7 @@ def check_result(path: Path, finished: Finished, arch: TargetArch) -> CompiledKe
     """
     log = _stable_log(finished.stdout + finished.stderr)
     if finished.returncode:
-        raise CompileError(
-            f"the CUDA compiler failed with status {finished.returncode}:\n{log}", log=log, returncode=finished.returncode
-        )
+        raise CompileError(f"the CUDA compiler {_ending(finished.returncode)}:\n{log}", log=log, returncode=finished.returncode)
     if path.is_symlink() or not path.is_file():
         raise CompileError(f"the CUDA compiler ended well but wrote no cubin; its output:\n{log}", log=log)
     cubin = path.read_bytes()
@@ -264,6 +263,15 @@ def check_result(path: Path, finished: Finished, arch: TargetArch) -> CompiledKe
     if missing or not facts.kernels:
         raise CompileError(f"the assembler reported no resources for {', '.join(missing) or 'any kernel'}:\n{log}", log=log)
     return CompiledKernel(cubin, {kernel: resources[kernel] for kernel in facts.kernels}, log)
+
+
+def _ending(status: int) -> str:
+    if status >= 0:
+        return f"failed with status {status}"
+    advice = "`tkbuild doctor` tries the toolkit, and `tkbuild doctor --install-toolchain` mends a damaged one"
+    if status == -signal.SIGKILL:
+        advice = "usually for want of memory: give fewer --jobs"
+    return f"was ended by {signal.Signals(-status).name}; {advice}"
 
 
 def _stable_log(text: str) -> str:

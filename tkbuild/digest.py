@@ -116,6 +116,17 @@ def package_entries(distribution: importlib.metadata.Distribution) -> list[tuple
     ]
 
 
+def damaged_files(distribution: importlib.metadata.Distribution) -> list[str]:
+    """Return those files of an installed package that are missing, or not what its RECORD says; every byte is read."""
+    rows = [row for row in csv.reader((distribution.read_text("RECORD") or "").splitlines()) if len(row) == 3]
+    damaged = [] if any(path.endswith(".dist-info/RECORD") for path, *_ in rows) else ["RECORD"]
+    for path, recorded, _ in rows:
+        file = Path(str(distribution.locate_file(path)))
+        if _is_content(path, recorded) and not (file.is_file() and _recorded_form(file) == recorded):
+            damaged.append(path)
+    return damaged
+
+
 def _is_content(path: str, digest: str) -> bool:
     is_script = path.startswith(("..", "/"))  # holds the path of the interpreter
     return bool(digest) and not is_script and path.rsplit("/", 1)[-1] not in _INSTALLER_FILES and not path.endswith(".pyc")
@@ -129,6 +140,10 @@ def _file_entry(path: str, recorded: str, size: str, recorded_at: float) -> str:
     except OSError as exc:
         raise IntegrityError(f"{path} was installed and is missing now; install its package again", path=path) from exc
     if str(status.st_size) != size or status.st_mtime > recorded_at:
-        content = bytes.fromhex(file_digest(Path(path)))
-        return "sha256=" + base64.urlsafe_b64encode(content).rstrip(b"=").decode()
+        return _recorded_form(Path(path))
     return recorded
+
+
+def _recorded_form(path: Path) -> str:
+    """Return the digest of a file as RECORD writes it."""
+    return "sha256=" + base64.urlsafe_b64encode(bytes.fromhex(file_digest(path))).rstrip(b"=").decode()

@@ -22,13 +22,6 @@ class Dtype:
     kind: str
     torch_name: str | None
 
-    @property
-    def item_bytes(self) -> int:
-        """Bytes of one tensor element. Raises ArgumentError for a format below one byte."""
-        if self.bits % 8:
-            raise ArgumentError(f"{self.name} has {self.bits} bits: not a whole number of bytes", dtype=self.name)
-        return self.bits // 8
-
 
 def _torch(name: str, short: str, bits: int, kind: str) -> Dtype:
     return Dtype(name, short, bits, kind, name)

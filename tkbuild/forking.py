@@ -111,12 +111,16 @@ class ForkClient:
         what: names the step in the message of StepTimeoutError.  Raises: StepTimeoutError, ServerEndedError.
         """
         child = self._start_child(folder)
-        if not child.ended.wait(timeout_s):
-            _kill(child.pid)
-            child.ended.wait(_ANSWER_TIMEOUT_S)
-            raise StepTimeoutError(f"{what} was stopped after {timeout_s:g} s; give it longer with --timeout", elapsed_s=timeout_s)
-        with self._changed:
-            self._children.pop(child.pid, None)
+        try:
+            if not child.ended.wait(timeout_s):
+                _kill(child.pid)
+                child.ended.wait(_ANSWER_TIMEOUT_S)
+                raise StepTimeoutError(
+                    f"{what} was stopped after {timeout_s:g} s; give it longer with --timeout", elapsed_s=timeout_s
+                )
+        finally:
+            with self._changed:
+                self._children.pop(child.pid, None)  # a later child may get the same pid
         if child.status is None:
             raise ServerEndedError("the server has ended")
         return os.waitstatus_to_exitcode(child.status)

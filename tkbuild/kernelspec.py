@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ from tkbuild.signature import (
     OptionSpec,
     ScalarSpec,
 )
-from tkbuild.speccheck import CASE_KEYS, check_profile, check_spec
+from tkbuild.speccheck import CASE_KEYS, check_profile, check_spec, template_name
 
 PlainValue = Any
 """A literal of a spec: bool, int, float, str, None, a tuple of such, or a mapping of such by name."""
@@ -82,10 +82,7 @@ class Allow:
 
 @dataclass(frozen=True, eq=False)
 class KernelSpec:
-    """One kernel: what its callers see (``signature``), and how it is built, verified and measured.
-
-    ``lines`` has the line of every top-level key and of each axis and argument in the file, for messages.
-    """
+    """One kernel: what its callers see (``signature``), and how it is built, verified and measured."""
 
     path: Path
     signature: KernelSignature
@@ -100,7 +97,6 @@ class KernelSpec:
     reference: str | None
     verify: Verify | None
     bench: Bench | None
-    lines: Mapping[str, int] = field(repr=False)
 
     @property
     def name(self) -> str:
@@ -275,13 +271,7 @@ def _spec(path: Path, given: dict[str, Any], report: Report) -> KernelSpec:
         reference=given.get("reference"),
         verify=_verify(given),
         bench=_bench(given),
-        lines={at: node.line for at, node in report.places.items() if at and at.count(".") < 2 and "[" not in at},
     )
-
-
-def template_name(kernel: str) -> str:
-    """Return the name of the template that belongs to ``kernel`` where its spec names none."""
-    return f"{kernel.partition('.')[2]}.py.j2"
 
 
 def _targets(folder: Path, template: str, given: dict[str, Any]) -> dict[TargetArch, Target]:

@@ -92,8 +92,11 @@ def _tensors(
 
 def strides(arg: ArgSpec) -> tuple[Expr, ...]:
     """Return the strides a tensor must have, those of a C-contiguous one where the spec gives none."""
-    if arg.strides is not None:
-        return arg.strides
+    return default_strides(arg) if arg.strides is None else arg.strides
+
+
+def default_strides(arg: ArgSpec) -> tuple[Expr, ...]:
+    """Return the strides a C-contiguous tensor of this shape has."""
     result: list[Expr] = []
     stride = Expr(1)
     for extent in reversed(arg.shape):

@@ -51,7 +51,7 @@ class Lowerer:
     def _lower_with(self, worker: _Worker, request: BuildRequest, timeout_s: float) -> dict[str, bytes]:
         with step_folder(self._folder, f"lower-{next(self._numbers)}") as folder:
             write_job(folder, request)
-            return read_result(folder, worker.run(folder, timeout_s))
+            return read_result(folder, worker.run(folder, timeout_s), request.variant)
 
     def _worker_log(self) -> str:
         return _end_of(_read_if_there(self._folder / _LOG_NAME))
@@ -122,14 +122,14 @@ def write_job(folder: Path, request: BuildRequest) -> None:
     (folder / "request.json").write_text(json.dumps(job))
 
 
-def read_result(folder: Path, status: int) -> dict[str, bytes]:
-    """Return what a job left, and its log. Raises: LowerError with the reason, or with the end of the log of a crash."""
+def read_result(folder: Path, status: int, variant: str) -> dict[str, bytes]:
+    """Return what a job for ``variant`` left, and its log. Raises: LowerError with the reason, or with the end of the log of a crash."""
     log = _read_if_there(folder / "log")
     tail = _end_of(log)
     if status != 0:
         reason = f"lowering ended with status {status}; the end of its output:\n{tail}"
         with contextlib.suppress(OSError, ValueError, LookupError, TypeError):  # none, or half of one: the disk was full
-            reason = json.loads((folder / "error.json").read_text())["message"]
+            reason = json.loads((folder / "error.json").read_text())["message"].replace("explain VARIANT", f"explain {variant}")
         raise LowerError(reason, status=status, log=tail)
     try:
         facts, source = json.loads((folder / "launch_facts.json").read_bytes()), (folder / "kernel.cu").read_bytes()

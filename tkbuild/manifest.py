@@ -20,6 +20,7 @@ SCHEMA = 1
 RUNTIME_ABI = 2
 MANIFEST_NAME = "manifest.json"
 CHECKS_NAME = "checks.json"
+ENTRY_POINT_GROUP = "tkbuild.kernels"
 VERIFIED = "verified"
 NOT_RUN = "compiled, not run"
 _NEXT_STEP = "reinstall the kernel wheel"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,12 @@ def recall(store: Store, fields: Mapping[str, Any]) -> int | None:
     if all(store.get(kind, key) is not None for kind, key in recorded["entries"]):
         return int(recorded["variants"])
     return None
+
+
+def plans_of(store: Store, keys: Collection[str]) -> set[str]:
+    """Return the keys of those recorded builds that need no entry beside ``keys``."""
+    found = (store.get(KIND, entry.key) for entry in store.entries(KIND))
+    return {one.key for one in found if one and all(key in keys for _, key in json.loads(one.files[_FILE])["entries"])}
 
 
 def remember(store: Store, fields: Mapping[str, Any], keys: Iterable[tuple[str, str]]) -> None:

@@ -46,6 +46,7 @@ class FsspecRemote:
     _base: str = field(default="", init=False)
     has_failed: bool = field(default=False, init=False)
     _known: dict[str, set[str]] = field(default_factory=dict, init=False)
+    _damaged: set[str] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
         try:
@@ -57,7 +58,7 @@ class FsspecRemote:
 
     def pull(self, kind: str, key: str) -> Artifact | None:
         """Return a verified entry, or None if it is missing, damaged or out of reach."""
-        if self.has_failed:
+        if self.has_failed or f"{kind}/{key}" in self._damaged:
             return None
         try:
             record = parse_record(self._filesystem.cat_file(self._record_path(kind, key)), kind, key)
@@ -66,6 +67,7 @@ class FsspecRemote:
         except FileNotFoundError:
             return None
         except IntegrityError as exc:
+            self._damaged.add(f"{kind}/{key}")
             self.warn(f"{self.url}: {kind}/{key} is damaged ({exc}); it counts as missing")
         except Exception as exc:
             self._give_up(exc)

@@ -19,7 +19,7 @@ from tkbuild.dtypes import BY_SHORT_NAME, DTYPES, TENSOR_DTYPES
 from tkbuild.errors import ArgumentError
 from tkbuild.expr import FUNCTIONS, INT64_MAX, INT64_MIN, Expr, Node
 from tkbuild.flags import DEVICE_FLAGS_CONFIG, REGISTER_LEVEL_CONFIG, device_flags, refusal
-from tkbuild.reference_names import reference_names
+from tkbuild.reference_names import own_reference_problem, reference_names
 from tkbuild.schema import BAD, Report, nearest
 from tkbuild.signature import FACTS, axis_text
 
@@ -68,7 +68,7 @@ def check_spec(path: Path, given: dict[str, Any], report: Report) -> None:
     _check_dims(given, names, report)
     _check_conditions(given, names, report)
     _check_flags(given, report)
-    _check_reference(given, report)
+    _check_reference(path, given, report)
     _check_verify(given, names, report)
     _check_bench(given, names, report)
     _check_combinations(given, report)
@@ -230,7 +230,7 @@ def _check_file(folder: Path, name: Any, at: str, report: Report) -> None:
 
 
 def _check_targets(path: Path, given: dict[str, Any], report: Report) -> None:
-    default = given.get("template") or f"{str(given.get('kernel') or '').partition('.')[2]}.py.j2"
+    default = given.get("template") or template_name(str(given.get("kernel") or ""))
     uses_default = False
     for name, tuning in _good(given, "targets"):
         _check_arch(name, report)
@@ -245,6 +245,11 @@ def _check_targets(path: Path, given: dict[str, Any], report: Report) -> None:
             _check_file(path.parent, own, f"targets.{name}.template", report)
     if uses_default and given.get("kernel"):
         _check_file(path.parent, default, "template", report)
+
+
+def template_name(kernel: str) -> str:
+    """Return the name of the template that belongs to ``kernel`` where its spec names none."""
+    return f"{kernel.partition('.')[2]}.py.j2"
 
 
 def _check_arch(name: str, report: Report) -> None:
@@ -282,6 +287,8 @@ def _check_axis(at: str, name: str, axis: dict[str, Any], names: _Names, report:
     if "choose" in axis:
         if axis["type"] != "int":
             report.add(f"{at}.choose", "only an axis of type int can follow from a call")
+        elif axis["choose"]["rule"] == "divides" and 0 in axis["values"]:
+            report.add(f"{at}.choose.rule", "0 divides nothing; take it out of the values, or name another rule")
         _check_expr(axis["choose"]["of"], f"{at}.choose.of", names.at_call - names.axes.keys(), names, report)
 
 
@@ -436,10 +443,16 @@ def _wrong_pass_config(name: str, value: Any) -> Iterator[str]:
         yield from filter(None, map(refusal, device_flags({name: value})))
 
 
-def _check_reference(given: dict[str, Any], report: Report) -> None:
-    """A reference of one's own, ``module:function``, is looked up where the kernel is verified."""
+def _check_reference(path: Path, given: dict[str, Any], report: Report) -> None:
+    """A reference of one's own, ``module:function``, is imported where the kernel is verified; here its file is read, if it is near."""
     name = given.get("reference")
-    if isinstance(name, str) and ":" not in name and name not in reference_names():
+    if not isinstance(name, str):
+        return
+    if ":" in name:
+        # Beside the spec, beside its family's folder, or in the project that has the folder of the specs.
+        if problem := own_reference_problem(name, path.absolute().parents[:3]):
+            report.add("reference", problem)
+    elif name not in reference_names():
         report.add(
             "reference",
             f"tkbuild.reference has no {name}{nearest(name, reference_names())}; a function of your own is module:function",
@@ -452,14 +465,8 @@ def _check_verify(given: dict[str, Any], names: _Names, report: Report) -> None:
         return
     if not given.get("reference") and "reference" not in report.places:
         report.add("verify", "nothing to compare with: give the key 'reference' (family.function)")
-    roles = {"tolerance": ("out", "inout"), "inputs": ("in", "inout", "workspace")}
-    for key, allowed in roles.items():
-        known = [name for name, arg in names.args.items() if not arg or arg["role"] in allowed]
-        for name in verify.get(key) or ():
-            if name not in known and names.args:
-                report.add(
-                    f"verify.{key}.{name}", f"no {' or '.join(allowed)} tensor{nearest(name, known)}; known: {', '.join(known)}"
-                )
+    for key, roles in (("tolerance", ("out", "inout")), ("inputs", ("in", "inout"))):
+        _check_tensors(f"verify.{key}", verify.get(key), roles, names, report)
     _check_fills("verify.inputs", verify.get("inputs"), report)
     _check_cases("verify.cases", verify["cases"], names, report)
 

@@ -14,7 +14,6 @@ import os
 import re
 import secrets
 import shutil
-import socket
 import stat
 import time
 import warnings
@@ -25,6 +24,7 @@ from typing import Any, Protocol
 
 from tkbuild.digest import bytes_digest, canonical_json
 from tkbuild.errors import ArgumentError, IntegrityError, StoreError
+from tkbuild.workfolder import owner_has_ended, this_owner
 
 RECORD_SCHEMA = 1
 KINDS = ("lowered", "cubins", "plans")
@@ -153,7 +153,7 @@ class Store:
     def _publish(self, artifact: Artifact) -> bool:
         """Write the entry beside the others and rename it into its place; False if something is there already."""
         target = self._path(artifact.kind, artifact.key)
-        staging = self.root / "tmp" / f"{_owner()}-{secrets.token_hex(8)}"
+        staging = self.root / "tmp" / f"{this_owner()}-{secrets.token_hex(8)}"
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             staging.mkdir(parents=True)
@@ -239,7 +239,7 @@ class Store:
 
     def _remove(self, path: Path) -> None:
         """Take an entry out of sight at once, then delete it, so that no reader finds half of it."""
-        doomed = self.root / "tmp" / f"{_owner()}-{secrets.token_hex(8)}"
+        doomed = self.root / "tmp" / f"{this_owner()}-{secrets.token_hex(8)}"
         try:
             doomed.parent.mkdir(exist_ok=True)
             path.rename(doomed)
@@ -384,33 +384,10 @@ def _remove_if_empty(folder: Path) -> None:
         folder.rmdir()
 
 
-def _owner() -> str:
-    """Name this process so that others can tell whether it lives: a pid means something in one pid namespace of one boot."""
-    return f"{_process_space()}-{os.getpid()}-{_start_time(os.getpid())}"
-
-
-def _process_space() -> str:
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return bytes_digest(f"{boot} {Path('/proc/self/ns/pid').readlink()}".encode())[:16]
-    except OSError:
-        return bytes_digest(socket.gethostname().encode())[:16]
-
-
-def _start_time(pid: int) -> str:
-    """Ticks after boot at which a process started: field 22 of its stat; tells a process from a later one of the same pid."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
-        return "0"
-
-
 def _is_abandoned(path: Path) -> bool:
-    space, _, rest = path.name.partition("-")
-    pid, _, rest = rest.partition("-")
-    started = rest.partition("-")[0]
-    if space == _process_space() and pid.isdigit():
-        return _start_time(int(pid)) != started
+    has_ended = owner_has_ended(path.name)
+    if has_ended is not None:
+        return has_ended
     with contextlib.suppress(FileNotFoundError):
         return time.time() - path.lstat().st_mtime > _FOREIGN_STAGING_S
     return False

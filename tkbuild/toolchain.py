@@ -13,25 +13,29 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from tkbuild.arch import TargetArch, least_toolkit
-from tkbuild.digest import entries_digest, file_digest, files_digest, key_digest, package_digest, package_entries
-from tkbuild.errors import StepTimeoutError, ToolchainError
+from tkbuild.digest import damaged_files, entries_digest, file_digest, files_digest, key_digest, package_digest, package_entries
+from tkbuild.errors import IntegrityError, StepTimeoutError, ToolchainError
 from tkbuild.versions import CUDA_REQUIREMENTS, CUDA_VERSION, TILELANG_VERSION
-from tkbuild.workfolder import full_disk_told, temp_dir
+from tkbuild.workfolder import full_disk_told, private_folder, temp_dir
 
 INSTALL_COMMAND = "tkbuild doctor --install-toolchain"
 INSTALL_TIMEOUT_S = 1800.0
 
 # Distributions whose content decides a cubin: the compiler's parts and the headers.
 _CONTENT_PACKAGES = ("nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-cuda-crt", "nvidia-cuda-runtime", "nvidia-cuda-cccl")
-_COMPILER_FILES = ("bin/nvcc", "bin/nvcc.profile", "bin/ptxas", "bin/cudafe++", "nvvm/bin/cicc", "nvvm/libdevice/libdevice.10.bc")
+# The others that an installed toolkit consists of; no cubin depends on them.
+_OTHER_PACKAGES = ("cuda-toolkit", "nvidia-cuda-cuobjdump", "nvidia-cuda-nvdisasm")
+_TOOLS = ("bin/nvcc", "bin/ptxas", "bin/cudafe++", "nvvm/bin/cicc")
+_COMPILER_FILES = (*_TOOLS, "bin/nvcc.profile", "nvvm/libdevice/libdevice.10.bc")
 _VERSION_TIMEOUT_S = 30.0
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,9 @@ class ProcessGroups:
             try:
                 process = subprocess.Popen(list(map(str, command)), start_new_session=True, **options)
             except OSError as exc:
-                raise ToolchainError(f"cannot start {command[0]}: {exc.strerror}; {INSTALL_COMMAND}", tool=str(command[0])) from exc
+                raise ToolchainError(
+                    f"cannot start {command[0]}: {exc.strerror}; run `{INSTALL_COMMAND}`", tool=str(command[0])
+                ) from exc
             self._groups.add(process.pid)
         return process
 
@@ -81,9 +87,30 @@ class ProcessGroups:
 
 
 @contextlib.contextmanager
+def stop_signals_interrupt() -> Iterator[None]:
+    """Within the block SIGTERM and SIGHUP do what Ctrl-C does, unless they are ignored, as under nohup.
+
+    Only a main thread can ask for that; elsewhere nothing changes.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handlers = {number: signal.getsignal(number) for number in _STOP_SIGNALS}
+    # None: of the program that embeds Python, and not to be restored from here.
+    before = {number: handler for number, handler in handlers.items() if handler not in (signal.SIG_IGN, None)}
+    for number in before:
+        signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
 def _interrupts_held_back() -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM wait until a process that was started is known, or nobody would end it."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    """Let Ctrl-C and its like wait until a process that was started is known, or nobody would end it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, *_STOP_SIGNALS})
     try:
         yield
     finally:
@@ -206,19 +233,27 @@ def default_prefix() -> Path:
     return base / f"cuda-{CUDA_VERSION}"
 
 
-def install(prefix: Path | None = None, *, timeout_s: float = INSTALL_TIMEOUT_S) -> Path:
-    """Install the pinned toolkit with pip into ``prefix``, if it is not there yet, and return ``prefix``.
+@stop_signals_interrupt()
+def install(
+    prefix: Path | None = None, *, timeout_s: float = INSTALL_TIMEOUT_S, tell: Callable[[str], None] = lambda text: None
+) -> Path:
+    """Install the pinned toolkit with pip into ``prefix``, if it is not there, whole, and return ``prefix``.
 
-    The prefix appears complete or not at all. Raises: ToolchainError with pip's last words.
+    The prefix appears complete or not at all, and what was there before stays until then. tell: takes the reason for
+    an installation.  Raises: ToolchainError with pip's last words.
     """
     prefix = prefix or default_prefix()
-    if prefix.is_dir():
+    problem = damage(prefix)
+    if not problem:
         return prefix
+    tell(f"{problem}; installing the CUDA toolkit {CUDA_VERSION} to {prefix}")
     try:
         prefix.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".installing-", dir=prefix.parent) as temp:
+        with private_folder(prefix.parent, ".installing-") as temp:
             staging = Path(temp) / "prefix"
             _pip_install(staging, timeout_s)
+            if problem := damage(staging):
+                raise ToolchainError(f"pip installed a CUDA toolkit that is not whole: {problem}", problem=problem)
             staging.chmod(0o755)
             _publish(staging, prefix)
     except OSError as exc:
@@ -232,18 +267,52 @@ def install(prefix: Path | None = None, *, timeout_s: float = INSTALL_TIMEOUT_S)
 def _pip_install(target: Path, timeout_s: float) -> None:
     options = ["--target", str(target), "--no-compile", "--disable-pip-version-check", "--no-input", "--quiet"]
     # pip, unlike a compiler, follows the caller's environment: index, proxy and certificates are set there.
-    finished = run([sys.executable, "-m", "pip", "install", *options, *CUDA_REQUIREMENTS], timeout_s=timeout_s, env=os.environ)
+    env = {**os.environ, "TMPDIR": str(target.parent)}  # what it leaves when it is killed goes with the folder
+    finished = run([sys.executable, "-m", "pip", "install", *options, *CUDA_REQUIREMENTS], timeout_s=timeout_s, env=env)
     if finished.returncode:
         last = "\n".join((finished.stderr or finished.stdout).strip().splitlines()[-5:])
         raise ToolchainError(f"pip could not install {', '.join(CUDA_REQUIREMENTS)}:\n{last}", returncode=finished.returncode)
 
 
 def _publish(staging: Path, prefix: Path) -> None:
+    """Put ``staging`` in the place of ``prefix``, unless another process was faster, with the same pinned packages."""
+    if not damage(prefix):
+        return
+    former = staging.with_name("former")
+    with _interrupts_held_back():
+        with contextlib.suppress(FileNotFoundError):
+            prefix.rename(former)
+        try:
+            staging.rename(prefix)
+        except OSError:
+            with contextlib.suppress(OSError):
+                former.rename(prefix)
+            if damage(prefix):
+                raise
+
+
+def damage(prefix: Path) -> str:
+    """Return what keeps ``prefix`` from being the pinned toolkit as pip installs it, or "" if nothing does; reads all of it."""
+    if not prefix.is_dir():
+        return f"{prefix} is not there"
+    packages = _packages(prefix)
+    for name in (*_CONTENT_PACKAGES, *_OTHER_PACKAGES):
+        if name not in packages:
+            return f"{prefix} lacks {name}"
+        if damaged := damaged_files(packages[name]):
+            return f"{prefix / damaged[0]} is missing, or not as it was installed"
     try:
-        staging.rename(prefix)
-    except OSError:
-        if not prefix.is_dir():  # else another process was faster, with the same pinned packages
-            raise
+        root = _pinned_root(prefix)
+        _require_parts(root)
+        release = _release(root)
+    except ToolchainError as exc:
+        return exc.message
+    is_pinned = release.rpartition(".")[0] == CUDA_VERSION.rpartition(".")[0]
+    return "" if is_pinned else f"{root} is CUDA {release}"
+
+
+def _packages(prefix: Path) -> dict[str, importlib.metadata.Distribution]:
+    return {str(dist.metadata["Name"]).lower(): dist for dist in importlib.metadata.distributions(path=[str(prefix)])}
 
 
 def find(cuda_home: str | Path | None = None, *, host_compiler: str | Path | None = None) -> Toolchain:
@@ -272,22 +341,20 @@ def _pinned_root(prefix: Path) -> Path:
 
 
 def _checked_root(text: str) -> Path:
-    """Check a value that a user or an environment variable gave: one absolute folder, nothing else."""
+    """Check a value that a user or an environment variable gave: one folder, nothing else."""
     problem = ""
-    if not text.strip() or text == ".":
+    if not text.strip():
         problem = "it is empty"
     elif os.pathsep in text:
         problem = f"it is a list of paths (it contains {os.pathsep!r}); give one folder"
-    elif not Path(text).is_absolute():
-        problem = "it is not an absolute path"
     elif not Path(text).is_dir():
         problem = "it is a dangling link" if Path(text).is_symlink() else "there is no such folder"
     if problem:
         raise ToolchainError(
-            f"--cuda-home (TKBUILD_CUDA_HOME) {text!r} is no CUDA toolkit: {problem}; or leave it out and run `{INSTALL_COMMAND}`",
+            f"--cuda-home (TKBUILD_CUDA_HOME) {text!r} is no CUDA toolkit: {problem}; give the folder that has bin/nvcc, or leave it out and run `{INSTALL_COMMAND}`",
             value=text,
         )
-    root = Path(text)
+    root = Path(text).absolute()
     # A pip prefix holds the toolkit one level deeper; both spellings are understood.
     nested = sorted(root.glob("nvidia/cu*"))
     return nested[-1] if nested and not (root / "bin/nvcc").exists() else root
@@ -295,6 +362,7 @@ def _checked_root(text: str) -> Path:
 
 def _require_parts(root: Path) -> None:
     missing = [part for part in (*_COMPILER_FILES[:-1], "include/cuda.h", "include/cuda_runtime.h") if not (root / part).is_file()]
+    missing += [f"{part} (not executable)" for part in _TOOLS if part not in missing and not os.access(root / part, os.X_OK)]
     if missing:
         raise ToolchainError(
             f"the CUDA toolkit at {root} lacks {', '.join(missing)}; run `{INSTALL_COMMAND}` or give another --cuda-home",
@@ -317,7 +385,12 @@ def _release(root: Path) -> str:
 
 
 def _tool_release(tool: Path) -> str:
-    finished = run([tool, "--version"], timeout_s=_VERSION_TIMEOUT_S)
+    try:
+        finished = run([tool, "--version"], timeout_s=_VERSION_TIMEOUT_S)
+    except StepTimeoutError as exc:
+        raise ToolchainError(
+            f"{tool} does not tell its version within {_VERSION_TIMEOUT_S:g} s; run `{INSTALL_COMMAND}`", tool=str(tool)
+        ) from exc
     match = re.search(r"release \d+\.\d+, V(\d+\.\d+\.\d+)", finished.stdout)
     if finished.returncode or match is None:
         raise ToolchainError(
@@ -354,11 +427,15 @@ def _host_release(compiler: Path) -> str:
 
 def _digests(root: Path) -> dict[str, str]:
     """Digest a toolkit that pip installed by its packages, so that it has one identity everywhere; any other by its files."""
-    prefix = root.parent.parent
-    found = {str(dist.metadata["Name"]).lower(): dist for dist in importlib.metadata.distributions(path=[str(prefix)])}
+    found = _packages(root.parent.parent)
     if any(name not in found for name in _CONTENT_PACKAGES):
         return _file_digests(root)
-    return {name: package_digest(found[name]) for name in _CONTENT_PACKAGES}
+    try:
+        return {name: package_digest(found[name]) for name in _CONTENT_PACKAGES}
+    except IntegrityError as exc:
+        raise ToolchainError(
+            f"the CUDA toolkit at {root} is damaged: {exc.message}; for the pinned one, run `{INSTALL_COMMAND}`"
+        ) from exc
 
 
 def _file_digests(root: Path) -> dict[str, str]:

@@ -80,7 +80,7 @@ def _axis_value(text: str, axis: AxisSpec, token: str) -> AxisValue:
     by_token = {axis.token(value): value for value in axis.values}
     if token not in by_token:
         known = ", ".join(by_token)
-        raise PatternError(f"{text}: {token!r} is no {axis.name}{_nearest(token, by_token)}; built: {known}", pattern=text)
+        raise PatternError(f"{text}: {axis.name} {token!r} is not built{_nearest(token, by_token)}; built: {known}", pattern=text)
     return by_token[token]
 
 
@@ -114,7 +114,10 @@ def select(
     admitted = _admitted(everything, specs, profile) if profile else everything
     chosen: set[Variant] = set()
     for pattern in patterns or ("*",):
-        chosen |= _matching(pattern, everything, _of_archs(admitted, archs), _of_archs(everything, archs))
+        found = _matching(pattern, _of_archs(admitted, archs), _of_archs(everything, archs))
+        if not found:
+            raise PatternError(_nothing(pattern, everything, _of_archs(everything, archs), archs), pattern=pattern)
+        chosen |= found
     return sorted(chosen)
 
 
@@ -122,11 +125,8 @@ def _of_archs(variants: list[Variant], archs: Sequence[TargetArch]) -> list[Vari
     return [variant for variant in variants if variant.arch in archs] if archs else variants
 
 
-def _matching(pattern: str, everything: list[Variant], admitted: list[Variant], wanted: list[Variant]) -> set[Variant]:
-    found = {variant for variant in wanted if variant.id == pattern} or _filter(pattern, admitted)
-    if not found:
-        raise PatternError(_nothing(pattern, everything, wanted), pattern=pattern)
-    return found
+def _matching(pattern: str, admitted: list[Variant], wanted: list[Variant]) -> set[Variant]:
+    return {variant for variant in wanted if variant.id == pattern} or _filter(pattern, admitted)
 
 
 def _filter(pattern: str, variants: list[Variant]) -> set[Variant]:
@@ -146,15 +146,15 @@ def _pattern_arch(pattern: str, arch: str) -> TargetArch:
         raise PatternError(f"{pattern}: {exc.message}", pattern=pattern) from exc
 
 
-def _nothing(pattern: str, everything: list[Variant], wanted: list[Variant]) -> str:
+def _nothing(pattern: str, everything: list[Variant], wanted: list[Variant], asked: Iterable[TargetArch] = ()) -> str:
     if _filter(pattern, wanted):
         return f"{pattern!r} selects only variants that the profile leaves out; name another profile, or a whole id"
-    glob = pattern.rpartition("@")[0] or pattern
+    glob, _, arch = pattern.rpartition("@")
+    glob = glob or pattern
     if any(_matches(glob, variant) for variant in everything):
-        archs = ", ".join(str(arch) for arch in sorted({v.arch for v in everything if _matches(glob, v)}))
-        return (
-            f"{pattern!r} selects nothing: {glob!r} has `targets` for {archs}, and none for what is asked for: add it to the spec"
-        )
+        have = ", ".join(map(str, sorted({v.arch for v in everything if _matches(glob, v)})))
+        lacking = " and ".join(filter(None, [arch if glob != pattern else "", " or ".join(map(str, asked))]))
+        return f"{pattern!r} selects nothing: {glob!r} has `targets` for {have}, none is for {lacking}; add it to the spec"
     if any(_matches(f"{glob}.*", variant) for variant in everything):
         return f"{pattern!r} selects nothing; did you mean {glob}.*?"
     return f"{pattern!r} selects nothing{_nearest(glob, _names(everything))}"

@@ -7,8 +7,6 @@ from tkbuild import __version__
 TKBUILD_VERSION = __version__
 
 TILELANG_VERSION = "0.1.15"
-TVM_FFI_VERSION = "0.1.12"
-ZIGLANG_VERSION = "0.17.1"
 
 CUDA_VERSION = "13.5.0"
 # The meta-package pins only the parts that are asked for, and the parts do not pin each other.

@@ -20,10 +20,9 @@ from tkbuild.arch import TargetArch
 from tkbuild.digest import bytes_digest, canonical_json
 from tkbuild.elf import parse_cubin
 from tkbuild.errors import PackageError
-from tkbuild.manifest import CHECKS_NAME, MANIFEST_NAME, NOT_RUN, VERIFIED, Manifest, VariantRecord
+from tkbuild.manifest import CHECKS_NAME, ENTRY_POINT_GROUP, MANIFEST_NAME, NOT_RUN, VERIFIED, Manifest, VariantRecord
 from tkbuild.signature import AxisValue, KernelSignature
 
-ENTRY_POINT_GROUP = "tkbuild.kernels"
 DEFAULT_MAX_BYTES = 30_000_000
 DEFAULT_NAME = "tkbuild-kernels"
 _TAG = "py3-none-any"
@@ -288,8 +287,7 @@ def compatible_versions(version: str) -> tuple[str, str]:
     Within them the manifest's runtime_abi decides. What follows a "+" in ``version`` tells wheels apart, not runtimes.
     """
     public = version.partition("+")[0]
-    numbers = [int(part) for part in re.findall(r"\d+", public.split("rc")[0])[:2]] + [0]
-    major, minor = numbers[0], numbers[1]
+    major, minor = (int(part or 0) for part in re.findall(r"^(\d+)(?:\.(\d+))?", public)[0])
     least = public if re.search(r"[a-z]", public) else f"{major}.{minor}"
     return least, f"{major}.{minor + 1}"
 

@@ -1,4 +1,4 @@
-"""Folders for temporary files: private, gone afterwards, and a failure for want of room says so."""
+"""Folders for temporary files: private, gone afterwards, even those of killed processes; a failure for want of room says so."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import contextlib
 import errno
 import os
 import shutil
+import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from tkbuild.digest import bytes_digest
 from tkbuild.errors import StepTimeoutError, TkbuildError, WorkFolderError
 
 # A compiler that runs out of room may remove what it had written, so "full" is less than one kernel's files may need.
@@ -25,11 +27,53 @@ def work_folder(parent: Path | None = None) -> Iterator[Path]:
     parent = parent or temp_dir()
     try:
         with full_disk_told(parent):
-            folder = tempfile.TemporaryDirectory(prefix="tkbuild-", dir=parent)
+            folder = private_folder(parent, "tkbuild-")
     except OSError as exc:
         raise WorkFolderError(f"cannot make a folder in {parent}: {exc.strerror}; {_ADVICE}", folder=str(parent)) from exc
     with folder as name:
         yield Path(name)
+
+
+def private_folder(parent: Path, prefix: str) -> tempfile.TemporaryDirectory[str]:
+    """Return a new folder in ``parent`` that goes with its block. What ended processes left there under ``prefix`` goes now.
+
+    Raises: OSError if it cannot be made.
+    """
+    for path in parent.glob(f"{prefix}*"):
+        with contextlib.suppress(FileNotFoundError):
+            if path.lstat().st_uid == os.geteuid() and owner_has_ended(path.name.removeprefix(prefix)):
+                shutil.rmtree(path, ignore_errors=True)
+    return tempfile.TemporaryDirectory(prefix=f"{prefix}{this_owner()}-", dir=parent)
+
+
+def this_owner() -> str:
+    """Name this process so that others can tell whether it lives: a pid means something in one pid namespace of one boot."""
+    return f"{_process_space()}-{os.getpid()}-{_start_time(os.getpid())}"
+
+
+def owner_has_ended(name: str) -> bool | None:
+    """Whether the process has ended whose ``this_owner()`` a name begins with; None where that cannot be told, as of another host."""
+    space, _, rest = name.partition("-")
+    pid, _, rest = rest.partition("-")
+    if space != _process_space() or not pid.isdecimal():
+        return None
+    return _start_time(int(pid)) != rest.partition("-")[0]
+
+
+def _process_space() -> str:
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return bytes_digest(f"{boot} {Path('/proc/self/ns/pid').readlink()}".encode())[:16]
+    except OSError:
+        return bytes_digest(socket.gethostname().encode())[:16]
+
+
+def _start_time(pid: int) -> str:
+    """Ticks after boot at which a process started: field 22 of its stat; tells a process from a later one of the same pid."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return "0"
 
 
 def temp_dir() -> Path:

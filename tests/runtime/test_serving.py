@@ -51,6 +51,22 @@ def test_import_brings_no_build_package_and_starts_no_cuda(kernels: Path) -> Non
     assert lines(code, TKBUILD_KERNELS=str(kernels)) == ["True", "[]", "False"]
 
 
+def test_missing_launcher_names_what_builds_it(tmp_path: Path) -> None:
+    code = f"""
+        from pathlib import Path
+        from tkbuild.errors import PackageError
+        from tkbuild.runtime.launcher import NativeLauncher
+        try:
+            NativeLauncher(Path({str(tmp_path / "gone.so")!r}))
+        except PackageError as exc:
+            print(exc)
+    """
+    (told,) = lines(code)
+    assert "run `pip install --editable .` in a checkout" in told
+    cleaned = subprocess.run(["make", "-n", "clean"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert {"tkbuild/launcher/*.so", "tkbuild/launcher/*.stamp", ".venv/.installed"} <= set(cleaned.split())
+
+
 def test_import_without_the_build_packages_at_all(kernels: Path, tmp_path: Path) -> None:
     for name in ("tilelang", "tvm", "jinja2", "yaml", "click"):
         (tmp_path / f"{name}.py").write_text("raise ImportError('not in a serving image')\n")

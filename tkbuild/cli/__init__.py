@@ -7,9 +7,11 @@ import difflib
 import errno
 import importlib
 import importlib.util
+import inspect
 import json
 import os
 import sys
+import traceback
 import warnings
 from typing import Any, TextIO
 
@@ -78,7 +80,7 @@ def run() -> None:
         if sys.stdout is not None:
             sys.stdout.flush()
     except OSError as exc:
-        if not _stdout_is_broken():
+        if not _stdout_is_broken() and not _is_of_echo(exc):
             raise
         if exc.errno != errno.EPIPE:
             click.echo(f"error: cannot write the output: {exc.strerror}", err=True)
@@ -90,7 +92,8 @@ def _execute() -> int:
     try:
         return main.main(standalone_mode=False) or 0
     except (click.Abort, KeyboardInterrupt):
-        return _fail("KeyboardInterrupt", "interrupted; what was finished is in the store", INTERRUPTED_EXIT_CODE)
+        told = "interrupted; what was finished is in the store" if sys.argv[1:2] == ["compile"] else "interrupted"
+        return _fail("KeyboardInterrupt", told, INTERRUPTED_EXIT_CODE)
     except click.exceptions.NoArgsIsHelpError as exc:
         click.echo(exc.format_message(), err=True)
         return ArgumentError.exit_code
@@ -114,6 +117,11 @@ def _show_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, file: TextIO | None = None, line: str | None = None
 ) -> None:
     click.echo(f"warning: {' '.join(str(message).split())}", err=True)
+
+
+def _is_of_echo(exc: OSError) -> bool:
+    """Whether ``click.echo`` met the error: stdout without a buffer keeps nothing that a second try could tell by."""
+    return traceback.extract_tb(exc.__traceback__)[-1].filename == inspect.getfile(click.echo)
 
 
 def _stdout_is_broken() -> bool:

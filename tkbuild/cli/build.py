@@ -16,6 +16,7 @@ from tkbuild.cli.options import cuda_home_option, json_option, remote_option, se
 from tkbuild.cli.selection import selected
 from tkbuild.errors import ArgumentError, PackageError, TkbuildError
 from tkbuild.facts import build_facts
+from tkbuild.memo import plans_of
 from tkbuild.plan import BuildPlan, make_plan, make_requests
 from tkbuild.remote_store import open_store
 from tkbuild.specs import load_profiles, load_specs
@@ -126,7 +127,8 @@ def gc_command(
     opened = open_store(store)
     _variants, plan, _parts, _tilelang = plan_build(lambda: select(load_specs(specs_dir)), cuda_home)
     seconds = None if older_than_days is None else older_than_days * 86400
-    removed = opened.gc(keep=needed_keys(plan, opened), older_than_s=seconds, max_bytes=max_bytes)
+    needed = needed_keys(plan, opened)
+    removed = opened.gc(keep=needed | plans_of(opened, needed), older_than_s=seconds, max_bytes=max_bytes)
     _say_removed(len(removed), sum(entry.bytes for entry in removed), as_json)
 
 

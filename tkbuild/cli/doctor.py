@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from tkbuild.arch import TargetArch
 from tkbuild.cli import emit_json
 from tkbuild.cli.options import json_option
 from tkbuild.errors import TkbuildError, ToolchainError
+from tkbuild.workfolder import work_folder
 
 DEFAULT_ARCHS = ("sm_90a", "sm_100a")
 _PROBE = 'extern "C" __global__ void probe(int *out) {\n  *out = 7;\n}\n'
@@ -35,7 +35,7 @@ class Finding:
 @click.option(
     "--install-toolchain",
     is_flag=True,
-    help="Install the pinned CUDA toolkit by pip, into a folder of its own, if it is not there.",
+    help="Install the pinned CUDA toolkit by pip, into a folder of its own, if it is not there or damaged.",
 )
 @click.option("--cuda-home", envvar="TKBUILD_CUDA_HOME", help="Look at this CUDA toolkit instead of the pinned one.")
 @click.option("--arch", "archs", multiple=True, default=DEFAULT_ARCHS, show_default=True, help="Targets to try a compile for.")
@@ -44,7 +44,7 @@ class Finding:
 def doctor_command(install_toolchain: bool, cuda_home: str | None, archs: tuple[str, ...], device: bool, as_json: bool) -> None:
     """Name what is missing or mismatched, and the command that mends it."""
     if install_toolchain:
-        toolchain.install()
+        toolchain.install(tell=lambda text: click.echo(text, err=True))
     findings = build_side(cuda_home, archs)
     if device:
         findings += serving_side()
@@ -78,8 +78,8 @@ def _probe(parts: toolchain.Toolchain, arch: str) -> str:
     """Compile a kernel of three lines."""
     target = TargetArch.parse(arch)
     parts.require(target)
-    with tempfile.TemporaryDirectory(prefix="tkbuild-doctor-") as folder:
-        source = Path(folder) / "probe.cu"
+    with work_folder() as folder:
+        source = folder / "probe.cu"
         source.write_text(_PROBE)
         command: list[str | Path] = [
             parts.nvcc,
@@ -92,10 +92,10 @@ def _probe(parts: toolchain.Toolchain, arch: str) -> str:
             "probe.cubin",
             "probe.cu",
         ]
-        finished = toolchain.run(command, timeout_s=_PROBE_TIMEOUT_S, cwd=Path(folder), env=parts.environment(Path(folder)))
+        finished = toolchain.run(command, timeout_s=_PROBE_TIMEOUT_S, cwd=folder, env=parts.environment(folder))
         if finished.returncode:
             raise ToolchainError(f"nvcc failed: {finished.stderr.strip()[-400:]}; run `tkbuild doctor --install-toolchain`")
-        return f"works, {(Path(folder) / 'probe.cubin').stat().st_size} bytes"
+        return f"works, {(folder / 'probe.cubin').stat().st_size} bytes"
 
 
 def serving_side() -> list[Finding]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 
 import click
@@ -146,7 +147,7 @@ def init_command(directory: Path, as_json: bool) -> None:
     if as_json:
         emit_json({"directory": str(directory), "files": list(_FILES)})
         return
-    click.echo(f"{directory}: next, `cd {directory} && tkbuild compile --arch sm_90a`; see its README.md")
+    click.echo(f"{directory}: next, `cd {shlex.quote(str(directory))} && tkbuild compile --arch sm_90a`; see its README.md")
 
 
 def _write_files(directory: Path) -> None:

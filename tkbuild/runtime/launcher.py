@@ -59,7 +59,7 @@ class NativeLauncher:
         if not library.is_file():
             raise PackageError(
                 f"{library} is missing: the native launcher was not built; "
-                "install tkbuild from a wheel, or run `make wheel` in a checkout",
+                "install tkbuild from a wheel, or run `pip install --editable .` in a checkout",
                 library=str(library),
             )
         module = tvm_ffi.load_module(str(library))

@@ -18,7 +18,7 @@ from torch.compiler import is_compiling
 
 from tkbuild.errors import ArgumentError, LaunchError, NoVariantError
 from tkbuild.expr import Expr
-from tkbuild.launchplan import strides
+from tkbuild.launchplan import default_strides, strides
 from tkbuild.runtime.fold import fold
 from tkbuild.runtime.launcher import LaunchFunction, native
 from tkbuild.runtime.registry import InstalledVariant, registry
@@ -443,11 +443,6 @@ def allocations(signature: KernelSignature, values: Mapping[str, Any]) -> tuple[
             dtype = getattr(torch, arg.dtype.resolve(values))
             result.append(Allocation(size, stride, dtype, elems))
     return tuple(result)
-
-
-def default_strides(arg: ArgSpec) -> tuple[Expr, ...]:
-    """The strides of an output allocated without an ``alloc`` rule: C-contiguous."""
-    return strides(ArgSpec(arg.name, arg.role, arg.dtype, arg.shape))
 
 
 @functools.cache

@@ -21,10 +21,9 @@ from typing import Any
 from tkbuild.arch import TargetArch
 from tkbuild.elf import cubin_arch
 from tkbuild.errors import IntegrityError, PackageError
-from tkbuild.manifest import CHECKS_NAME, MANIFEST_NAME, Manifest, VariantRecord
+from tkbuild.manifest import CHECKS_NAME, ENTRY_POINT_GROUP, MANIFEST_NAME, Manifest, VariantRecord
 from tkbuild.signature import KernelSignature
 
-ENTRY_POINT_GROUP = "tkbuild.kernels"
 #: Directories with a manifest.json, separated as PATH is: kernels under development, looked at before installed wheels.
 KERNELS_VARIABLE = "TKBUILD_KERNELS"
 
