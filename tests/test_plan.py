@@ -77,7 +77,7 @@ MUST_CHANGE_COMPILING: dict[str, Callable[[], str]] = {
     "another flag": lambda: compile_key(replace(REQUEST, extra_flags=("-DA", "-DB", "-maxrregcount=64"))),
     "a flag less": lambda: compile_key(replace(REQUEST, extra_flags=("-DA",))),
     "order of flags": lambda: compile_key(replace(REQUEST, extra_flags=("-DB", "-DA"))),
-    "flags glued together": lambda: compile_key(replace(REQUEST, extra_flags=("-DA-DB",))),
+    "flags glued together": lambda: compile_key(replace(REQUEST, extra_flags=("-DA=-DB",))),
     "arch": lambda: compile_key(replace(REQUEST, arch=SM_100A)),
     "compiler part": lambda: compile_key(facts=replace(FACTS, compiling={**FACTS.compiling, "cuda nvidia-nvvm": "xyz"})),
     "compiler release": lambda: compile_key(facts=replace(FACTS, compiling={**FACTS.compiling, "cuda": "13.5.38"})),
