@@ -82,7 +82,7 @@ def test_other_schema_is_refused(provider: Path, field: str, value: object) -> N
 
 
 @pytest.mark.parametrize(
-    ("abi", "upgrade"), [(RUNTIME_ABI + 1, "--upgrade tkbuild$"), (RUNTIME_ABI - 1, "--upgrade tkbuild-kernels-sm90a$")]
+    ("abi", "upgrade"), [(RUNTIME_ABI + 1, "a newer tkbuild: pip"), (RUNTIME_ABI - 1, "a newer tkbuild-kernels-sm90a: pip")]
 )
 def test_other_abi_says_which_to_upgrade(provider: Path, abi: int, upgrade: str) -> None:
     edit(provider, lambda m: m.update(runtime_abi=abi, kernels="in another form"), seal=True)

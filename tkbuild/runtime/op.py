@@ -21,7 +21,7 @@ from tkbuild.expr import Expr
 from tkbuild.launchplan import strides
 from tkbuild.runtime.fold import fold
 from tkbuild.runtime.launcher import LaunchFunction, native
-from tkbuild.runtime.registry import InstalledVariant, registry
+from tkbuild.runtime.registry import InstalledVariant, install_kernels, registry
 from tkbuild.runtime.select import Request, select_or_raise
 from tkbuild.signature import ArgSpec, KernelSignature
 
@@ -478,10 +478,6 @@ def _check_order(signature: KernelSignature) -> None:
 def _not_installed(kernel: str) -> str:
     have = registry().providers
     if not have:
-        return (
-            f"{kernel}: no kernel wheel is installed; pip install tkbuild-kernels-sm90a (Hopper) or tkbuild-kernels-sm100a "
-            "(Blackwell), with --find-links and the folder that `tkbuild package` wrote to; or set TKBUILD_KERNELS to the module's folder of "
-            "an unpacked one"
-        )
+        return f"{kernel}: no kernel wheel is installed; {install_kernels()}; or set TKBUILD_KERNELS to the module's folder of an unpacked one"
     names = ", ".join(f"{manifest.name} {manifest.version}" for _, manifest in have)
     return f"{kernel}: not in the installed kernel wheels ({names}); add it to the profile and build again"

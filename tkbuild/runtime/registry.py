@@ -20,7 +20,7 @@ from typing import Any
 
 from tkbuild.arch import TargetArch
 from tkbuild.elf import cubin_arch
-from tkbuild.errors import IntegrityError, PackageError
+from tkbuild.errors import IntegrityError, PackageError, pip_install
 from tkbuild.manifest import CHECKS_NAME, MANIFEST_NAME, Manifest, VariantRecord
 from tkbuild.signature import KernelSignature
 
@@ -29,9 +29,19 @@ ENTRY_POINT_GROUP = "tkbuild.kernels"
 KERNELS_VARIABLE = "TKBUILD_KERNELS"
 
 
+def reinstall(wheel: str) -> str:
+    """Return what to do about a damaged kernel wheel."""
+    return f"reinstall the kernel wheel: {pip_install(wheel)}"
+
+
+def install_kernels() -> str:
+    """Return the command that installs the kernel wheels that tkbuild ships."""
+    return f"for Hopper {pip_install('tkbuild-kernels-sm90a')}, for Blackwell tkbuild-kernels-sm100a"
+
+
 @dataclass(frozen=True)
 class InstalledVariant:
-    """One variant as a provider offers it; ``root`` is the folder of its cubin, ``toolkit`` the CUDA release that made it."""
+    """One variant as a kernel wheel offers it; ``root`` is the folder of its cubin, ``toolkit`` the CUDA release that made it."""
 
     id: str
     kernel: str
@@ -39,6 +49,7 @@ class InstalledVariant:
     axes: Mapping[str, Any]
     record: VariantRecord
     root: Path
+    wheel: str
     toolkit: str
 
     def cubin(self) -> bytes:
@@ -47,11 +58,11 @@ class InstalledVariant:
         try:
             found = path.read_bytes()
         except OSError as exc:
-            raise IntegrityError(f"{path}: {exc.strerror}; reinstall the kernel wheel", path=str(path)) from exc
+            raise IntegrityError(f"{path}: {exc.strerror}; {reinstall(self.wheel)}", path=str(path)) from exc
         digest = hashlib.sha256(found).hexdigest()
         if digest != self.record.sha256:
             raise IntegrityError(
-                f"{path}: sha256 {digest}, the manifest says {self.record.sha256}; reinstall the kernel wheel",
+                f"{path}: sha256 {digest}, the manifest says {self.record.sha256}; {reinstall(self.wheel)}",
                 path=str(path),
             )
         self._check_arch(path, found)
@@ -61,10 +72,10 @@ class InstalledVariant:
         try:
             arch = cubin_arch(content)
         except IntegrityError as exc:
-            raise IntegrityError(f"{path}: {exc.message}; reinstall the kernel wheel", path=str(path)) from exc
+            raise IntegrityError(f"{path}: {exc.message}; {reinstall(self.wheel)}", path=str(path)) from exc
         if arch != str(self.arch):
             raise IntegrityError(
-                f"{path}: {self.id}: its cubin is for {arch}, the manifest says {self.arch}; reinstall the kernel wheel",
+                f"{path}: {self.id}: its cubin is for {arch}, the manifest says {self.arch}; {reinstall(self.wheel)}",
                 path=str(path),
                 variant=self.id,
             )
@@ -146,22 +157,24 @@ def read_registry(roots: Iterable[Path]) -> Registry:
         for record in manifest.variants:
             if record.id not in seen:
                 seen.add(record.id)
-                arch = TargetArch.parse(manifest.arch)
-                variants.setdefault(record.kernel, []).append(
-                    InstalledVariant(record.id, record.kernel, arch, record.axes, record, root, manifest.toolchain.get("cuda", ""))
-                )
+                variants.setdefault(record.kernel, []).append(_installed(record, root, manifest))
     return Registry(signatures, {kernel: tuple(found) for kernel, found in variants.items()}, tuple(providers))
+
+
+def _installed(record: VariantRecord, root: Path, manifest: Manifest) -> InstalledVariant:
+    arch, toolkit = TargetArch.parse(manifest.arch), manifest.toolchain.get("cuda", "")
+    return InstalledVariant(record.id, record.kernel, arch, record.axes, record, root, manifest.name, toolkit)
 
 
 def read_manifest(root: Path) -> Manifest:
     """Return the manifest in ``root``. Raises: IntegrityError if it is damaged, PackageError for another runtime ABI."""
-    path = root / MANIFEST_NAME
+    path, wheel = root / MANIFEST_NAME, root.name.replace("_", "-")
     try:
         return Manifest.from_text(path.read_text("utf-8"))
     except IntegrityError as exc:
-        raise IntegrityError(f"{path}: {exc.message}", **{**exc.facts, "path": str(path)}) from exc
+        raise IntegrityError(f"{path}: {exc.message}; {reinstall(wheel)}", **{**exc.facts, "path": str(path)}) from exc
     except (OSError, ValueError, RecursionError) as exc:
-        raise IntegrityError(f"{path}: {exc}; reinstall the kernel wheel", path=str(path)) from exc
+        raise IntegrityError(f"{path}: {exc}; {reinstall(wheel)}", path=str(path)) from exc
 
 
 def read_checks_file(root: Path, manifest: Manifest) -> Mapping[str, Any]:
@@ -174,11 +187,11 @@ def read_checks_file(root: Path, manifest: Manifest) -> Mapping[str, Any]:
         content = path.read_bytes()
         value = json.loads(content)
     except (OSError, ValueError, RecursionError) as exc:
-        raise IntegrityError(f"{path}: {exc}; reinstall {manifest.name}", path=str(path)) from exc
+        raise IntegrityError(f"{path}: {exc}; {reinstall(manifest.name)}", path=str(path)) from exc
     if hashlib.sha256(content).hexdigest() != manifest.files.get(CHECKS_NAME, {}).get("sha256"):
-        raise IntegrityError(f"{path}: its sha256 is not the manifest's; reinstall {manifest.name}", path=str(path))
+        raise IntegrityError(f"{path}: its sha256 is not the manifest's; {reinstall(manifest.name)}", path=str(path))
     if not isinstance(value, dict) or not all(isinstance(value.get(part), dict) for part in ("kernels", "profiles")):
-        raise IntegrityError(f"{path}: expected an object with kernels and profiles; reinstall {manifest.name}", path=str(path))
+        raise IntegrityError(f"{path}: expected an object with kernels and profiles; {reinstall(manifest.name)}", path=str(path))
     return value
 
 
@@ -191,7 +204,7 @@ def read_profiles(root: Path, manifest: Manifest) -> dict[str, tuple[str, ...]]:
     for ids in profiles.values():
         if not isinstance(ids, list) or not all(isinstance(one, str) for one in ids):
             path = root / CHECKS_NAME
-            raise IntegrityError(f"{path}: a profile is no list of variant ids; reinstall {manifest.name}", path=str(path))
+            raise IntegrityError(f"{path}: a profile is no list of variant ids; {reinstall(manifest.name)}", path=str(path))
     return {name: tuple(ids) for name, ids in profiles.items()}
 
 
