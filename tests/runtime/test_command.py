@@ -18,6 +18,7 @@ from tkbuild.errors import ArgumentError, IntegrityError, NoVariantError, Packag
 from tkbuild.manifest import CHECKS_NAME, MANIFEST_NAME, content_id
 from tkbuild.runtime import api, health, op, registry, torch_ops
 from tkbuild.runtime.__main__ import main
+from tkbuild.signature import KernelSignature
 
 KERNEL = "quant.cast"
 BLACKWELL, HOPPER = (f"{KERNEL}-bfloat16-32-256-{arch}" for arch in ("sm_100a", "sm_90a"))
@@ -157,6 +158,58 @@ def test_list_that_matches_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     listed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert len(listed) == 8
     assert {one["state"] for one in listed} == {"compiled, not run"}
+
+
+@pytest.fixture
+def other(tmp_path: Path, roots: list[Path], monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Installs a further wheel, ``other-sm90a``, that has the kernel as well."""
+
+    def install(signature: KernelSignature, code: bytes) -> None:
+        root = write_provider(tmp_path / "other", signature, code=code, name="other-sm90a")
+        monkeypatch.setenv(registry.KERNELS_VARIABLE, os.pathsep.join(map(str, (*roots, root))))
+        registry.registry.cache_clear()
+
+    return install
+
+
+def wheels_finding() -> health.Finding:
+    return next(finding for finding in health.examine() if finding.what == "kernel wheels")
+
+
+def test_a_kernel_of_two_wheels_with_other_code_names_both(other: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
+    other(cast_signature(), b"other")
+    assert main(["require", KERNEL, "--arch", "sm_90a"]) == 0
+    told = capsys.readouterr().out
+    assert "8 variants installed and intact (8 of tkbuild-kernels-sm90a)\nnote: quant.cast: other-sm90a (" in told
+    assert "that of tkbuild-kernels-sm90a runs" in told
+    assert main(["list", KERNEL]) == 0
+    assert "note: quant.cast: other-sm90a (" in capsys.readouterr().out
+    assert not wheels_finding().ok
+    assert "other-sm90a" in wheels_finding().found
+
+
+def test_a_kernel_with_two_signatures_is_the_only_one_missing(
+    other: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    other(replace(cast_signature(), scalars=()), b"")
+    assert torch_ops.registry().signatures == {}
+    for command in (["require", KERNEL], ["require", HOPPER], ["list", KERNEL]):
+        assert main(command) == PackageError.exit_code
+        told = capsys.readouterr().err
+        assert "quant.cast: tkbuild-kernels-sm100a 0.1.0 (" in told
+        assert " and other-sm90a 0.1.0 (" in told
+    assert main(["list"]) == 0
+    assert "note: quant.cast: tkbuild-kernels-sm100a" in capsys.readouterr().out
+    assert "other-sm90a" in wheels_finding().found
+    with pytest.raises(PackageError, match="other-sm90a"):
+        op.KernelOp(KERNEL)((None,))
+
+
+def test_nothing_installed_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv(registry.KERNELS_VARIABLE, "")
+    registry.registry.cache_clear()
+    assert main(["list", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["note"].startswith("no kernel wheel is installed; for Hopper pip install --no-deps")
 
 
 def test_two_kernels_with_one_op_name() -> None:

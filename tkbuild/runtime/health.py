@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from tkbuild.arch import TargetArch
-from tkbuild.errors import ArgumentError, NoVariantError, TkbuildError, pip_install
+from tkbuild.errors import ArgumentError, NoVariantError, PackageError, TkbuildError, pip_install
 from tkbuild.runtime.launcher import native
 from tkbuild.runtime.registry import install_kernels, read_profiles, registry
 from tkbuild.runtime.select import install_for
@@ -62,6 +62,8 @@ def _wheels() -> str:
         raise NoVariantError(f"none installed; {install_kernels()}")
     for variant in registry().all_variants():
         variant.cubin()
+    if notes := [*registry().clashes.values(), *registry().shadowed.values()]:
+        raise PackageError("; ".join(notes))
     return ", ".join(f"{m.name} {m.version} ({len(m.variants)} variants for {m.arch})" for _, m in providers)
 
 

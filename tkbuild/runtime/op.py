@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.compiler import is_compiling
 
-from tkbuild.errors import ArgumentError, LaunchError, NoVariantError
+from tkbuild.errors import ArgumentError, LaunchError, NoVariantError, PackageError
 from tkbuild.expr import Expr
 from tkbuild.launchplan import strides
 from tkbuild.runtime.fold import fold
@@ -155,9 +155,10 @@ class KernelOp:
 
     @functools.cached_property
     def signature(self) -> KernelSignature:
-        """The kernel's signature. Raises: NoVariantError when no installed kernel wheel has the kernel."""
+        """The kernel's signature. Raises: NoVariantError when no installed kernel wheel has the kernel, PackageError for a clash of two."""
         found = registry().signatures.get(self.kernel)
         if found is None:
+            check_clash(self.kernel)
             raise NoVariantError(_not_installed(self.kernel), kernel=self.kernel, available=sorted(registry().signatures))
         _check_order(found)
         return found
@@ -201,6 +202,7 @@ class KernelOp:
     def _dispatch(self, tensors: tuple[Any, ...], values: tuple[Any, ...], outs: tuple[torch.Tensor, ...] | None) -> Result:
         """Call the op in ``torch.ops``, which tracing, fake tensors and tensor subclasses understand."""
         if self.dispatched is None:
+            check_clash(self.kernel)
             raise NoVariantError(_not_installed(self.kernel), kernel=self.kernel)
         keywords = dict(zip(self.keywords, values, strict=True))
         for name in self.dtype_keywords:
@@ -473,6 +475,12 @@ def _check_order(signature: KernelSignature) -> None:
         raise NoVariantError(
             f"{signature.kernel}: its outputs stand before its inputs; rebuild the kernel wheel", kernel=signature.kernel
         )
+
+
+def check_clash(kernel: str) -> None:
+    """Raises: PackageError where installed wheels have different signatures for ``kernel``."""
+    if text := registry().clashes.get(kernel):
+        raise PackageError(text, kernel=kernel)
 
 
 def _not_installed(kernel: str) -> str:

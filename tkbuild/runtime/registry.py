@@ -83,11 +83,17 @@ class InstalledVariant:
 
 @dataclass(frozen=True)
 class Registry:
-    """Every installed kernel. ``variants`` maps a kernel's name to its variants, those of earlier providers first."""
+    """Every installed kernel. ``variants`` maps a kernel's name to its variants, those of earlier providers first.
+
+    clashes: why a kernel is not among them, by its name: two wheels have other signatures for it.  shadowed: for each kernel of which
+    a wheel has variants that never run, since an earlier wheel has other code under their ids, the sentence that says so.
+    """
 
     signatures: Mapping[str, KernelSignature]
     variants: Mapping[str, tuple[InstalledVariant, ...]]
     providers: tuple[tuple[Path, Manifest], ...]
+    clashes: Mapping[str, str]
+    shadowed: Mapping[str, str]
 
     def all_variants(self) -> list[InstalledVariant]:
         return [variant for variants in self.variants.values() for variant in variants]
@@ -145,23 +151,48 @@ def _module_folders(module: str) -> list[Path]:
 
 def read_registry(roots: Iterable[Path]) -> Registry:
     """Return the registry of the providers in ``roots``; of equal variant ids the first provider's counts."""
+    providers = tuple((root, read_manifest(root)) for root in roots)
+    clashes = _clashes(providers)
     signatures: dict[str, KernelSignature] = {}
-    variants: dict[str, list[InstalledVariant]] = {}
-    providers: list[tuple[Path, Manifest]] = []
-    seen: set[str] = set()
-    for root in roots:
-        manifest = read_manifest(root)
-        providers.append((root, manifest))
-        for kernel, signature in manifest.kernels.items():
-            _check_agreement(signatures.setdefault(kernel, signature), signature, root)
+    variants: dict[str, dict[str, InstalledVariant]] = {}
+    shadowed: dict[str, str] = {}
+    for root, manifest in providers:
+        signatures |= {kernel: signature for kernel, signature in manifest.kernels.items() if kernel not in clashes}
         for record in manifest.variants:
-            if record.id not in seen:
-                seen.add(record.id)
-                variants.setdefault(record.kernel, []).append(_installed(record, root, manifest))
-    return Registry(signatures, {kernel: tuple(found) for kernel, found in variants.items()}, tuple(providers))
+            if record.kernel in clashes:
+                continue
+            first = variants.setdefault(record.kernel, {}).setdefault(record.id, installed(record, root, manifest))
+            if first.record.sha256 != record.sha256:
+                shadowed.setdefault(record.kernel, _shadow_text(first, root, manifest))
+    return Registry(signatures, {kernel: tuple(found.values()) for kernel, found in variants.items()}, providers, clashes, shadowed)
 
 
-def _installed(record: VariantRecord, root: Path, manifest: Manifest) -> InstalledVariant:
+def _clashes(providers: Iterable[tuple[Path, Manifest]]) -> dict[str, str]:
+    first: dict[str, tuple[Path, Manifest]] = {}
+    clashes: dict[str, str] = {}
+    for root, manifest in providers:
+        for kernel, signature in manifest.kernels.items():
+            at, other = first.setdefault(kernel, (root, manifest))
+            if other.kernels[kernel] != signature:
+                clashes[kernel] = (
+                    f"{kernel}: {other.name} {other.version} ({at}) and {manifest.name} {manifest.version} ({root}) have other signatures "
+                    f"for it; {_ONE_NAME}"
+                )
+    return clashes
+
+
+_ONE_NAME = "install kernel wheels of one release, or give one of the two another kernel name and build its wheel again"
+
+
+def _shadow_text(first: InstalledVariant, root: Path, manifest: Manifest) -> str:
+    return (
+        f"{first.kernel}: {manifest.name} ({root}) has other code than {first.wheel} ({first.root}) under the same variant ids; that of "
+        f"{first.wheel} runs; {_ONE_NAME}"
+    )
+
+
+def installed(record: VariantRecord, root: Path, manifest: Manifest) -> InstalledVariant:
+    """Return the variant that ``record`` of the kernel wheel in ``root`` describes."""
     arch, toolkit = TargetArch.parse(manifest.arch), manifest.toolchain.get("cuda", "")
     return InstalledVariant(record.id, record.kernel, arch, record.axes, record, root, manifest.name, toolkit)
 
@@ -206,11 +237,3 @@ def read_profiles(root: Path, manifest: Manifest) -> dict[str, tuple[str, ...]]:
             path = root / CHECKS_NAME
             raise IntegrityError(f"{path}: a profile is no list of variant ids; {reinstall(manifest.name)}", path=str(path))
     return {name: tuple(ids) for name, ids in profiles.items()}
-
-
-def _check_agreement(first: KernelSignature, other: KernelSignature, root: Path) -> None:
-    if first != other:
-        raise PackageError(
-            f"{root}: {other.kernel} has another signature than in an earlier provider; install kernel wheels of one release",
-            kernel=other.kernel,
-        )
