@@ -41,6 +41,12 @@ def test_default_clamps_may_be_set(key: tuple[str, bool]) -> None:
     ops.set_amax_clamp_for_quant(*key, ops.get_amax_clamp_for_quant(*key))
 
 
+@pytest.mark.parametrize("value", ["no", None, 2])
+def test_a_setting_that_is_neither_on_nor_off(value: object) -> None:
+    with pytest.raises(ArgumentError, match="expected True or False"):
+        ops.set_pdl(value)
+
+
 @pytest.mark.parametrize("value", [0, -1, 1.5, 2**31, 2**40])
 def test_alignments_that_are_no_number_of_rows_are_refused(value: int) -> None:
     with pytest.raises(ArgumentError, match="from 1 to 2147483647"):

@@ -61,7 +61,19 @@ def test_a_profile_of_one_wheel(capsys: pytest.CaptureFixture[str]) -> None:
     assert health.profile_patterns("default", None, "tkbuild-kernels") == [BLACKWELL, HOPPER]
     assert health.profile_patterns("default", None, "tkbuild-kernels-sm90a") == [HOPPER]
     assert main(["require", "default", "--arch", "sm_90a", "--wheel", "my-kernels"]) == NoVariantError.exit_code
-    assert "no kernel wheel my-kernels is installed for sm_90a; installed: tkbuild-kernels-sm90a" in capsys.readouterr().err
+    assert (
+        "no kernel wheel my-kernels is installed for sm_90a; installed: tkbuild-kernels-sm100a, tkbuild-kernels-sm90a; pip install"
+        in capsys.readouterr().err
+    )
+
+
+def test_a_wheel_of_another_arch(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["require", "default", "--arch", "sm_103a", "--wheel", "tkbuild-kernels"]) == NoVariantError.exit_code
+    told = capsys.readouterr().err
+    assert (
+        "no kernel wheel tkbuild-kernels is installed for sm_103a; installed: tkbuild-kernels-sm100a, tkbuild-kernels-sm90a" in told
+    )
+    assert "--find-links FOLDER tkbuild-kernels-sm103a" in told
 
 
 def test_profile_of_an_arch_that_is_not_installed() -> None:
@@ -85,6 +97,13 @@ def test_changed_checks_are_refused(roots: list[Path]) -> None:
     with pytest.raises(IntegrityError, match=f"{path}: .*; reinstall the kernel wheel: .* tkbuild-kernels-sm100a"):
         health.profile_patterns("default")
     assert main(["require", "default"]) == 6
+    assert not wheels_finding().ok
+
+
+def test_missing_checks_are_found_by_doctor(roots: list[Path]) -> None:
+    (roots[1] / CHECKS_NAME).unlink()
+    assert "checks.json" in wheels_finding().found
+    assert not wheels_finding().ok
 
 
 @pytest.mark.parametrize(
@@ -203,6 +222,27 @@ def test_a_kernel_with_two_signatures_is_the_only_one_missing(
     assert "other-sm90a" in wheels_finding().found
     with pytest.raises(PackageError, match="other-sm90a"):
         op.KernelOp(KERNEL)((None,))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [([], "required"), (["requir"], "invalid choice: 'requir'"), (["require"], "profile"), (["list", "--bogus"], "--bogus")],
+)
+def test_wrong_command_lines(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == ArgumentError.exit_code
+    assert text in capsys.readouterr().err
+    assert main([*arguments, "--json"]) == ArgumentError.exit_code
+    found = json.loads(capsys.readouterr().out)
+    assert (found["error"], found["exit_code"]) == ("ArgumentError", 12)
+
+
+def test_patterns_are_those_of_the_build_side(capsys: pytest.CaptureFixture[str]) -> None:
+    for arch in ("sm_90a", "90a", "9.0a"):
+        assert main(["list", f"*@{arch}"]) == 0
+        assert len(capsys.readouterr().out.splitlines()) == 8
+    for pattern, text in (("*@sm_9*", "is no target arch"), (f"{KERNEL}-bfloat16-32-256", "matches no installed variant")):
+        assert main(["list", pattern]) == 14
+        assert text in capsys.readouterr().err
 
 
 def test_nothing_installed_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,9 +7,9 @@ import json
 import os
 import sys
 from collections import Counter
-from typing import Any
+from typing import Any, NoReturn
 
-from tkbuild.errors import TkbuildError
+from tkbuild.errors import ArgumentError, TkbuildError
 from tkbuild.runtime import api, health
 from tkbuild.runtime.registry import install_kernels, registry
 
@@ -59,23 +59,31 @@ def _write(text: str) -> bool:
 
 def main(argv: list[str]) -> int:
     """Run one command; returns its exit code."""
-    arguments = _parser().parse_args(argv)
+    as_json = "--json" in argv
     try:
+        arguments = _parser().parse_args(argv)
         code, lines = arguments.run(arguments)
     except TkbuildError as exc:
-        if arguments.json:
+        if as_json:
             _write(
                 json.dumps({"error": type(exc).__name__, "message": str(exc), "exit_code": exc.exit_code}, sort_keys=True) + "\n"
             )
         else:
             sys.stderr.write(f"error: {exc}\n")
         return exc.exit_code
-    texts = [json.dumps(value, sort_keys=True) if arguments.json else text for text, value in lines]
+    texts = [json.dumps(value, sort_keys=True) if as_json else text for text, value in lines]
     return int(code) if _write("".join(f"{text}\n" for text in texts)) else int(code) or 1
 
 
+class _Parser(argparse.ArgumentParser):
+    """A wrong command line is an error like any other, with its exit code and JSON."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ArgumentError(f"{message}; `{self.prog} --help` says what there is")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m tkbuild.runtime")
+    parser = _Parser(prog="python -m tkbuild.runtime")
     commands = parser.add_subparsers(required=True)
     listing = commands.add_parser("list", help="installed variants and whether they were verified")
     listing.add_argument("pattern", nargs="?", help="a glob over kernel names and variant ids; everything without it")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tkbuild.arch import TargetArch
+from tkbuild.arch import TargetArch, split_pattern
 from tkbuild.errors import ArgumentError, NoVariantError, PatternError
 from tkbuild.runtime import op
 from tkbuild.runtime.launcher import LaunchFunction, native
@@ -131,21 +131,18 @@ def match(patterns: str | Iterable[str]) -> list[InstalledVariant]:
 
 
 def matches(variant: InstalledVariant, pattern: str) -> bool:
-    """Whether a pattern such as ``quant.*``, ``*@sm_90a`` or an id selects ``variant``."""
-    glob, _, arch = pattern.partition("@")
-    if arch and not fnmatch.fnmatchcase(str(variant.arch), arch):
-        return False
-    short = variant.id.removesuffix(f"-{variant.arch}")
-    return any(fnmatch.fnmatchcase(text, glob or "*") for text in (variant.kernel, variant.id, short))
+    """Whether a pattern such as ``quant.*``, ``*@sm_90a`` or an id selects ``variant``. Raises: PatternError."""
+    glob, arch = split_pattern(pattern)
+    return arch in (None, variant.arch) and any(fnmatch.fnmatchcase(text, glob) for text in (variant.kernel, variant.id))
 
 
 def set_num_sms(num_sms: int) -> None:
     """Limit the SMs that persistent kernels launch for, process-wide; 0 lifts the limit.
 
-    Raises: ArgumentError for a negative number, and at launch for more SMs than the device has.
+    More than the device has counts as all of them. Raises: ArgumentError for a negative number.
     """
     if isinstance(num_sms, bool) or not isinstance(num_sms, int) or num_sms < 0:
-        raise ArgumentError(f"num_sms is {num_sms!r}, expected a whole number from 0 (no limit) to the device's SM count")
+        raise ArgumentError(f"num_sms is {num_sms!r}, expected a whole number from 0 on, which lifts the limit")
     native().set_num_sms(num_sms)
 
 
@@ -158,9 +155,11 @@ def get_num_sms(device: int = 0) -> int:
 get_num_sms._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def set_pdl(enabled: bool) -> None:
-    """Launch kernels as programmatic dependents of their predecessors, where they can be; off by default."""
-    native().set_pdl(bool(enabled))
+def set_pdl(use_pdl: bool) -> None:
+    """Launch kernels as programmatic dependents of their predecessors, where they can be; off by default. Raises: ArgumentError."""
+    if use_pdl not in (True, False):
+        raise ArgumentError(f"use_pdl is {use_pdl!r}, expected True or False")
+    native().set_pdl(bool(use_pdl))
 
 
 def get_pdl() -> bool:

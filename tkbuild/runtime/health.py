@@ -62,6 +62,8 @@ def _wheels() -> str:
         raise NoVariantError(f"none installed; {install_kernels()}")
     for variant in registry().all_variants():
         variant.cubin()
+    for root, manifest in providers:
+        read_profiles(root, manifest)
     if notes := [*registry().clashes.values(), *registry().shadowed.values()]:
         raise PackageError("; ".join(notes))
     return ", ".join(f"{m.name} {m.version} ({len(m.variants)} variants for {m.arch})" for _, m in providers)
@@ -110,14 +112,17 @@ def _lines(path: Path) -> list[str] | None:
 
 
 def _installed_patterns(profile: str, arch: str | None, wheel: str | None) -> list[str]:
-    wanted = None if arch is None else str(TargetArch.parse(arch))
-    providers = [(root, manifest) for root, manifest in registry().providers if wanted in (None, manifest.arch)]
+    wanted = None if arch is None else TargetArch.parse(arch)
+    providers = [(root, manifest) for root, manifest in registry().providers if wanted in (None, TargetArch.parse(manifest.arch))]
     if wheel is not None:
-        have = ", ".join(sorted({manifest.name for _, manifest in providers})) or "none"
         providers = [(root, m) for root, m in providers if m.name in (wheel, f"{wheel}-{TargetArch.parse(m.arch).wheel_suffix}")]
         if not providers:
+            have = ", ".join(sorted(manifest.name for _, manifest in registry().providers)) or "none"
+            suffix = f"-{wanted.wheel_suffix}" if wanted else ""
             raise NoVariantError(
-                f"no kernel wheel {wheel} is installed{f' for {wanted}' if wanted else ''}; installed: {have}", wheel=wheel
+                f"no kernel wheel {wheel} is installed{f' for {wanted}' if wanted else ''}; installed: {have}; "
+                f"{pip_install(wheel.removesuffix(suffix) + suffix)}",
+                wheel=wheel,
             )
     known = [read_profiles(*one) for one in providers]
     asked = [profiles[profile] for profiles in known if profile in profiles]
