@@ -19,9 +19,10 @@ from tkbuild.ops.config import (
     set_token_alignment,
     use_deterministic_algorithms,
 )
+from tkbuild.ops.modeling.mhc.gradients import register_autograd
 from tkbuild.runtime.torch_ops import register_torch_ops
 
-modeling.mhc.register_autograd(register_torch_ops())
+register_autograd(register_torch_ops())
 
 __all__ = [
     "config",

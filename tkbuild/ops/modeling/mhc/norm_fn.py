@@ -24,7 +24,7 @@ _merge = kernel_op("mhc.fn_normw_merge")
 _merge_bwd = kernel_op("mhc.fn_normw_merge_bwd")
 
 
-class _MergeNormWeight(torch.autograd.Function):
+class MergeNormWeight(torch.autograd.Function):
     """fn times the norm's weight, column by column."""
 
     @staticmethod
@@ -118,5 +118,5 @@ def with_norm_weight(fn: torch.Tensor, norm_weight: torch.Tensor | None) -> torc
     """Return the rows of ``fn`` times the norm's weight, if there is one; differentiable."""
     if norm_weight is None:
         return fn
-    result: torch.Tensor = _MergeNormWeight.apply(fn, norm_weight.contiguous())  # type: ignore[no-untyped-call]
+    result: torch.Tensor = MergeNormWeight.apply(fn, norm_weight.contiguous())  # type: ignore[no-untyped-call]
     return result
