@@ -1,8 +1,10 @@
 """errors: exit codes, facts as attributes, pickling, and what importing costs."""
 
 import pickle
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -35,6 +37,16 @@ def test_errors_cross_process_borders_with_their_facts(cls: type[errors.TkbuildE
 def test_argument_errors_are_value_errors() -> None:
     with pytest.raises(ValueError, match="bad"):
         raise errors.ArgumentError("bad")
+
+
+def test_advice_to_install_a_wheel_leaves_torch_alone() -> None:
+    """With dependencies, --force-reinstall and --upgrade replace torch; what installs an extra of tkbuild finds tkbuild installed."""
+    assert "--no-deps" in errors.pip_install("tkbuild")
+    package = Path(errors.__file__).parent
+    advice = [line for path in package.rglob("*.py") for line in path.read_text("utf-8").splitlines() if "pip install" in line]
+    careless = re.compile(r"pip install (?!--no-deps)[^'`]*\b(tkbuild(?!\[)|the kernel wheel)|pip install --(force|upgrade)")
+    assert len(advice) > 5
+    assert [line for line in advice if careless.search(line)] == []
 
 
 def test_the_leaves_import_no_third_party_package() -> None:

@@ -92,4 +92,4 @@ def check_refused(path: Path) -> None:
         read_manifest(path.parent)
     assert caught.value.path == str(path)
     assert caught.value.message.startswith(f"{path}: ")
-    assert "; reinstall the kernel wheel" in caught.value.message
+    assert "; reinstall the kernel wheel: pip install --no-deps" in caught.value.message

@@ -8,11 +8,13 @@ import torch
 from tkbuild import ops
 from tkbuild.errors import ArgumentError
 from tkbuild.ops import v1
+from tkbuild.ops.engram import gate
 from tkbuild.ops.moe.gates import flat
 from tkbuild.runtime import api
 from tkbuild.runtime.op import KernelOp
 
 E4M3 = torch.float8_e4m3fn
+ROWS = torch.zeros(4, 64, dtype=torch.bfloat16)
 
 
 @pytest.mark.parametrize(
@@ -39,6 +41,12 @@ def test_default_clamps_may_be_set(key: tuple[str, bool]) -> None:
     ops.set_amax_clamp_for_quant(*key, ops.get_amax_clamp_for_quant(*key))
 
 
+@pytest.mark.parametrize("value", ["no", None, 2])
+def test_a_setting_that_is_neither_on_nor_off(value: object) -> None:
+    with pytest.raises(ArgumentError, match="expected True or False"):
+        ops.set_pdl(value)
+
+
 @pytest.mark.parametrize("value", [0, -1, 1.5, 2**31, 2**40])
 def test_alignments_that_are_no_number_of_rows_are_refused(value: int) -> None:
     with pytest.raises(ArgumentError, match="from 1 to 2147483647"):
@@ -57,11 +65,26 @@ def test_alignments_that_are_no_number_of_rows_are_refused(value: int) -> None:
             mask=torch.ones(4, dtype=torch.bool),
             grad_scores_sum=torch.tensor(0.0),
         ),
+        lambda: ops.moe.expand_to_fused_with_sf(ROWS, 128, torch.zeros(4, 2, dtype=torch.int32), torch.zeros(8, dtype=torch.int32)),
+        lambda: ops.moe.reduce_fused((ROWS, ROWS, ROWS), None, torch.zeros(2, 2, dtype=torch.int32)),
+        lambda: ops.moe.reduce_fused(3, None, torch.zeros(2, 2, dtype=torch.int32)),
+        lambda: ops.mhc.mhc_pre_big_fuse_fwd(*[torch.tensor(0.0)] * 8, 1e-6, 1e-6, 1e-6, 1.0, 10),
+        lambda: ops.quant.per_token_cast_with_precomputed_sf(ROWS, "e4m3", 32, None),
     ],
 )
 def test_arguments_of_the_wrong_rank_or_size_are_typed_errors(call) -> None:
     with pytest.raises(ArgumentError):
         call()
+
+
+@pytest.mark.parametrize("shape", [(4,), (4, 64)])
+def test_the_gate_of_1_0_leaves_shapes_to_the_launcher(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.zeros(shape, dtype=torch.bfloat16)
+    for name in ("_gate_fwd", "_gate_bwd"):
+        monkeypatch.setattr(gate, name, lambda tensors, static, scalars, outs: (scalars, outs))
+    v1.engram.engram_gate_fwd(x, x, x, x, 1e-6, 1e-6)
+    (_, num_partials), _ = v1.engram.engram_gate_bwd(x, x, x, x, x, x, x, x, x, 1e-6)
+    assert num_partials == 1
 
 
 def test_flags_may_have_any_layout() -> None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tkbuild.errors import ArgumentError
+from tkbuild.errors import ArgumentError, PatternError
 
 Capability = tuple[int, int]
 """What a device has: (major, minor) compute capability."""
@@ -67,6 +67,18 @@ class TargetArch:
     def wheel_suffix(self) -> str:
         """The spelling used in names of distributions: ``sm90a``."""
         return f"sm{self.major}{self.minor}{self.suffix}"
+
+
+def split_pattern(pattern: str) -> tuple[str, TargetArch | None]:
+    """Return the glob over kernel names and variant ids that ``pattern`` is, and the arch that it may end in: ``quant.*@sm_90a``.
+
+    Raises: PatternError for text behind the ``@`` that is no arch.
+    """
+    glob, at, arch = pattern.rpartition("@")
+    try:
+        return (glob or "*", TargetArch.parse(arch)) if at else (pattern, None)
+    except ArgumentError as exc:
+        raise PatternError(f"{pattern}: {exc.message}", pattern=pattern) from exc
 
 
 def best_first(archs: Iterable[TargetArch], capability: Capability) -> list[TargetArch]:

@@ -105,7 +105,7 @@ class KernelChecks:
         try:
             return cls(value["reference"], _verify_from_json(value["verify"]), _bench_from_json(value["bench"]))
         except (KeyError, TypeError, AttributeError, ArgumentError) as exc:
-            raise IntegrityError(f"malformed checks: {type(exc).__name__}: {exc}; reinstall the kernel wheel") from exc
+            raise IntegrityError(f"malformed checks: {type(exc).__name__}: {exc}") from exc
 
 
 def _verify_to_json(verify: Verify | None) -> Json:

@@ -1,8 +1,16 @@
-"""The error tree: one base, one subclass per stage, each with the exit code of the command that meets it."""
+"""The error tree: one base, one subclass per stage, each with the exit code of the command that meets it; and advice they share."""
 
 from __future__ import annotations
 
 from typing import Any
+
+
+def pip_install(*wheels: str) -> str:
+    """Return the command that puts ``wheels`` of tkbuild or kernels into the place of what is installed, for the end of a message.
+
+    It leaves all other packages as they are: with their dependencies, pip would replace torch as well.
+    """
+    return f"pip install --no-deps --force-reinstall --find-links FOLDER {' '.join(wheels)} (FOLDER: where the wheels are)"
 
 
 class TkbuildError(Exception):

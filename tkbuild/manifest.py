@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tkbuild.arch import TargetArch
-from tkbuild.errors import IntegrityError, PackageError, TkbuildError
+from tkbuild.errors import IntegrityError, PackageError, TkbuildError, pip_install
 from tkbuild.signature import KernelSignature
 
 SCHEMA = 1
@@ -23,7 +23,6 @@ CHECKS_NAME = "checks.json"
 ENTRY_POINT_GROUP = "tkbuild.kernels"
 VERIFIED = "verified"
 NOT_RUN = "compiled, not run"
-_NEXT_STEP = "reinstall the kernel wheel"
 
 Json = Any
 
@@ -102,16 +101,16 @@ class Manifest:
         a variant whose cubin is no listed file, PackageError for another runtime ABI.
         """
         if not isinstance(value, dict):
-            raise IntegrityError(f"a manifest is a JSON object; {_NEXT_STEP}")
+            raise IntegrityError("a manifest is a JSON object")
         _check_identity(value, text)
         try:
             return _manifest_from_json(value)
         except PackageError:
             raise
         except TkbuildError as exc:
-            raise IntegrityError(f"malformed manifest: {exc.message}; {_NEXT_STEP}", **exc.facts) from exc
+            raise IntegrityError(f"malformed manifest: {exc.message}", **exc.facts) from exc
         except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as exc:
-            raise IntegrityError(f"malformed manifest: {type(exc).__name__}: {exc}; {_NEXT_STEP}") from exc
+            raise IntegrityError(f"malformed manifest: {type(exc).__name__}: {exc}") from exc
 
 
 def content_id(body: Mapping[str, Json]) -> str:
@@ -133,9 +132,7 @@ def _check_identity(value: Mapping[str, Json], text: str) -> None:
         )
     found = value.get("content_id")
     if found != _content_id_of_text(text, found) and found != content_id(value):
-        raise IntegrityError(
-            f"the manifest was changed after it was written: its content_id does not match; {_NEXT_STEP}", name=value.get("name")
-        )
+        raise IntegrityError("the manifest was changed after it was written: its content_id does not match", name=value.get("name"))
 
 
 def _check_abi(name: str, version: str, abi: int) -> None:
@@ -143,7 +140,7 @@ def _check_abi(name: str, version: str, abi: int) -> None:
     if abi != RUNTIME_ABI:
         newer = "tkbuild" if abi > RUNTIME_ABI else name
         raise PackageError(
-            f"{name} {version} is built for runtime ABI {abi}, this tkbuild has {RUNTIME_ABI}; pip install --upgrade {newer}",
+            f"{name} {version} is built for runtime ABI {abi}, this tkbuild has {RUNTIME_ABI}; install a newer {newer}: {pip_install(newer)}",
             name=name,
         )
 

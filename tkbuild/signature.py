@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from tkbuild.dtypes import DTYPES
 from tkbuild.errors import ArgumentError, IntegrityError
-from tkbuild.expr import Expr
+from tkbuild.expr import INT64_MAX, INT64_MIN, Expr
 
 AxisValue = bool | int | str
 Default = bool | int | float | None
@@ -21,6 +21,12 @@ Default = bool | int | float | None
 AXIS_TYPES = ("dtype", "int", "str", "bool")
 CHOOSE_RULES = ("at_least", "equal", "divides")
 ROLES = ("in", "out", "inout", "workspace")
+INTEGER_RANGES = {
+    "int32": (-(2**31), 2**31 - 1),
+    "uint32": (0, 2**32 - 1),
+    "int64": (INT64_MIN, INT64_MAX),
+    "uint64": (0, INT64_MAX),
+}
 FACTS = ("num_sms",)
 """Launch-time facts that expressions may use: the SM count, or the limit set for it."""
 

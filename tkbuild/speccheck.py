@@ -17,11 +17,11 @@ from typing import Any
 from tkbuild.arch import TargetArch, target_profile
 from tkbuild.dtypes import BY_SHORT_NAME, DTYPES, TENSOR_DTYPES
 from tkbuild.errors import ArgumentError
-from tkbuild.expr import FUNCTIONS, INT64_MAX, INT64_MIN, Expr, Node
+from tkbuild.expr import FUNCTIONS, INT64_MAX, Expr, Node
 from tkbuild.flags import DEVICE_FLAGS_CONFIG, REGISTER_LEVEL_CONFIG, device_flags, refusal
 from tkbuild.reference_names import own_reference_problem, reference_names
 from tkbuild.schema import BAD, Report, nearest
-from tkbuild.signature import FACTS, axis_text
+from tkbuild.signature import FACTS, INTEGER_RANGES, axis_text
 
 MAX_COMBINATIONS = 100_000
 _MAX_CONSTANT = 2**31 - 1
@@ -35,12 +35,6 @@ RESERVED = frozenset((*FUNCTIONS, *FACTS, *_JINJA_WORDS, "tuning", "target", "ke
 _SECTIONS = ("constants", "axes", "args", "scalars", "options", "dims")
 _AXIS_TEXT = re.compile(r"[A-Za-z0-9_.]+", re.ASCII)
 _AXIS_PYTHON: dict[str, Any] = {"int": int, "bool": bool, "str": str, "dtype": str}
-_INTEGER_RANGES = {
-    "int32": (-(2**31), 2**31 - 1),
-    "uint32": (0, 2**32 - 1),
-    "int64": (INT64_MIN, INT64_MAX),
-    "uint64": (0, INT64_MAX),
-}
 FILL_NAMES = (
     *("normal", "uniform", "randint", "ties", "normal_with_specials", "random_scale", "codes", "e4m3_codes", "scales_f32"),
     *("scales_ue8m0_words", "random_bits", "moe_scores_with_specials", "zeros", "ones"),
@@ -397,7 +391,7 @@ def _check_default(at: str, scalar: dict[str, Any], report: Report) -> None:
     elif dtype.startswith("float"):
         right = type(value) in (int, float) and math.isfinite(value)
     else:
-        least, most = _INTEGER_RANGES[dtype]
+        least, most = INTEGER_RANGES[dtype]
         right = type(value) is int and least <= value <= most
     if not right:
         hint = "; remove the quotes" if isinstance(value, str) else ""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
-from tkbuild.arch import TargetArch
+from tkbuild.arch import TargetArch, split_pattern
 from tkbuild.errors import ArgumentError, PatternError, SpecError
 from tkbuild.kernelspec import KernelSpec, Profile, Target
 from tkbuild.signature import AxisSpec, AxisValue, axis_text
@@ -130,8 +130,7 @@ def _matching(pattern: str, admitted: list[Variant], wanted: list[Variant]) -> s
 
 
 def _filter(pattern: str, variants: list[Variant]) -> set[Variant]:
-    glob, at, arch = pattern.rpartition("@")
-    glob, wanted = (glob or "*", _pattern_arch(pattern, arch)) if at else (pattern, None)
+    glob, wanted = split_pattern(pattern)
     return {v for v in variants if wanted in (None, v.arch) and _matches(glob, v)}
 
 
@@ -139,21 +138,13 @@ def _matches(glob: str, variant: Variant) -> bool:
     return fnmatchcase(variant.kernel, glob) or fnmatchcase(variant.id, glob)
 
 
-def _pattern_arch(pattern: str, arch: str) -> TargetArch:
-    try:
-        return TargetArch.parse(arch)
-    except ArgumentError as exc:
-        raise PatternError(f"{pattern}: {exc.message}", pattern=pattern) from exc
-
-
 def _nothing(pattern: str, everything: list[Variant], wanted: list[Variant], asked: Iterable[TargetArch] = ()) -> str:
     if _filter(pattern, wanted):
         return f"{pattern!r} selects only variants that the profile leaves out; name another profile, or a whole id"
-    glob, _, arch = pattern.rpartition("@")
-    glob = glob or pattern
+    glob, arch = split_pattern(pattern)
     if any(_matches(glob, variant) for variant in everything):
         have = ", ".join(map(str, sorted({v.arch for v in everything if _matches(glob, v)})))
-        lacking = " and ".join(filter(None, [arch if glob != pattern else "", " or ".join(map(str, asked))]))
+        lacking = " and ".join(filter(None, [str(arch or ""), " or ".join(map(str, asked))]))
         return f"{pattern!r} selects nothing: {glob!r} has `targets` for {have}, none is for {lacking}; add it to the spec"
     if any(_matches(f"{glob}.*", variant) for variant in everything):
         return f"{pattern!r} selects nothing; did you mean {glob}.*?"

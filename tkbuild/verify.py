@@ -15,11 +15,11 @@ import torch
 
 from tkbuild.cases import Call, GuardedTensor, complete_values, make_call, reference_function
 from tkbuild.checks import Case, CaseValue, KernelChecks, Tolerance
-from tkbuild.errors import ArgumentError, VerifyError
+from tkbuild.errors import ArgumentError, IntegrityError, VerifyError
 from tkbuild.manifest import VERIFIED
 from tkbuild.runtime.launcher import native
 from tkbuild.runtime.op import load
-from tkbuild.runtime.registry import InstalledVariant, read_checks_file, registry
+from tkbuild.runtime.registry import InstalledVariant, read_checks_file, registry, reinstall
 
 _LISTED_MISMATCHES = 3
 #: Comparisons in float64 work on this many elements at a time.
@@ -62,7 +62,10 @@ def read_checks() -> dict[str, KernelChecks]:
     found: dict[str, KernelChecks] = {}
     for root, manifest in registry().providers:
         for kernel, value in read_checks_file(root, manifest)["kernels"].items():
-            found.setdefault(kernel, KernelChecks.from_json(value))
+            try:
+                found.setdefault(kernel, KernelChecks.from_json(value))
+            except IntegrityError as exc:
+                raise IntegrityError(f"{root}: {kernel}: {exc.message}; {reinstall(manifest.name)}", kernel=kernel) from exc
     return found
 
 

@@ -217,3 +217,7 @@ def test_opcheck() -> None:
     fn, weight = random(24, 64), random(64)
     opcheck(op.mhc_fn_normw_merge, (fn, weight))
     opcheck(op.mhc_fn_normw_merge_bwd, (fn, weight, fn.clone(), fn.clone(), weight.clone()))
+    opcheck(op.mhc_fn_normw_merge, (fn.requires_grad_(), weight.requires_grad_()))
+    opcheck(op.mhc_head_compute_mix, tuple(t.clone().requires_grad_() for t in (quad, scale[:1], base[:4])), {"mhc_pre_eps": 1e-2})
+    values = {"mhc_post_mult_value": 2.0, "mhc_pre_eps": 1e-2}
+    opcheck(op.mhc_pre_split_mixes, tuple(t.clone().requires_grad_() for t in (mixes, scale, base)), values)

@@ -257,3 +257,7 @@ def test_opcheck() -> None:
     opcheck(op.mhc_pre_apply_mix, (residual, mix))
     opcheck(op.mhc_pre_apply_mix_bwd, (x, residual, mix, residual.clone()), {"accumulate": 1})
     opcheck(op.mhc_pre_apply_mix_bwd, (x, residual, mix, None), {"accumulate": 0})
+    x, residual, mix, comb = (tensor.requires_grad_() for tensor in (x, residual, mix, comb))
+    opcheck(op.mhc_expand_to_mhc, (x,), {"m": 4})
+    opcheck(op.mhc_post, (x, residual, mix, comb))
+    opcheck(op.mhc_pre_apply_mix, (residual, mix))

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tkbuild.errors import ArgumentError
 from tkbuild.ops.modeling import mhc as layers
-from tkbuild.ops.modeling.mhc import apply_mix, expand, gradient_sharing, mixes, post
+from tkbuild.ops.modeling.mhc import apply_mix, expand, gradient_sharing, gradients, mixes, post
 from tkbuild.reference import mhc as reference
 
 M, H = 4, 16
@@ -127,6 +127,70 @@ def test_gradients_of_any_subset(name: str, needed: int) -> None:
             close(one.grad, other.grad)
         else:
             assert one.grad is None
+
+
+#: An op of ``torch.ops``: its schema, what computes it, a layer that computes the same, and the op's keywords.
+OPS: dict[str, tuple[str, Callable[..., Any], Callable[..., Any], dict[str, Any], Callable[[], tuple[torch.Tensor, ...]]]] = {
+    "mhc_expand_to_mhc": (
+        "(Tensor x, *, int m) -> Tensor",
+        reference.expand_to_mhc,
+        lambda x: layers.expand_to_mhc(x, M),
+        {"m": M},
+        lambda: (random(6, H),),
+    ),
+    "mhc_head_compute_mix": (
+        "(Tensor x, Tensor scale, Tensor base, *, float mhc_pre_eps) -> Tensor",
+        reference.head_compute_mix,
+        lambda *given: layers.mhc_head_compute_mix(*given, 1e-2),
+        {"mhc_pre_eps": 1e-2},
+        lambda: (random(6, M, dtype=torch.float32), random(1, dtype=torch.float32), random(M, dtype=torch.float32)),
+    ),
+    "mhc_post": (
+        "(Tensor x, Tensor residual, Tensor post, Tensor comb) -> Tensor",
+        reference.post,
+        layers.mhc_post,
+        {},
+        lambda: (random(6, H), random(6, M, H), mixes_for(6)[1].squeeze(-1), mixes_for(6)[2]),
+    ),
+    "mhc_pre_apply_mix": (
+        "(Tensor x, Tensor mix) -> Tensor",
+        reference.pre_apply_mix,
+        layers.mhc_pre_apply_mix,
+        {},
+        lambda: (random(6, M, H), mixes_for(6)[0].squeeze(-1)),
+    ),
+    "mhc_pre_split_mixes": (
+        "(Tensor mixes, Tensor scale, Tensor base, *, float mhc_post_mult_value, float mhc_pre_eps) -> (Tensor, Tensor, Tensor)",
+        reference.pre_split_mixes,
+        lambda *given: layers.mhc_pre_split_mixes(*given, M, 2.0, 1e-2),
+        {"mhc_post_mult_value": 2.0, "mhc_pre_eps": 1e-2},
+        lambda: (random(6, 24, dtype=torch.float32), random(3, dtype=torch.float32), random(24, dtype=torch.float32)),
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "needed"), [(name, bits) for name in OPS for bits in range(1, 1 << len(OPS[name][4]()))])
+def test_gradients_of_ops_are_those_of_the_layers(name: str, needed: int) -> None:
+    schema, function, layer, keywords, make = OPS[name]
+    wanted = [bool(needed >> i & 1) for i in range(len(make()))]
+    ours, theirs = ([t.requires_grad_(need) for t, need in zip(leaves(*make()), wanted, strict=True)] for _ in range(2))
+    with torch.library._scoped_library("tkbuild_test", "FRAGMENT") as library:
+        library.define(f"{name}{schema}")
+        library.impl(name, lambda *given, **values: function(*given, **values), "CPU")
+        gradient = gradients._GRADIENTS[name]
+        torch.library.register_autograd(f"tkbuild_test::{name}", gradient.backward, setup_context=gradient.save, lib=library)
+        found = getattr(torch.ops.tkbuild_test, name)(*ours, **keywords)
+    expected = layer(*theirs)
+    for results in (found, expected):
+        first = results[0] if isinstance(results, tuple) else results
+        first.backward(random(first.numel(), dtype=first.dtype).view(first.shape))
+    for one, other, need in zip(ours, theirs, wanted, strict=True):
+        assert (one.grad is not None) == need
+        if need:
+            assert one.grad.shape == one.shape
+            close(one.grad, other.grad)
+    if name == "mhc_post":
+        assert not hasattr(ours[1].untyped_storage(), "grad_from_mhc_post")
 
 
 @pytest.mark.parametrize("needed", range(1, 8))

@@ -66,6 +66,7 @@ def write_provider(
     arch: str = "sm_90a",
     leave_out: Sequence[str] = (),
     profiles: Any = None,
+    code: bytes = b"",
     **changes: Any,
 ) -> Path:
     """Write a folder as `tkbuild package` does, with every combination of axis values but those of ``leave_out``."""
@@ -76,7 +77,7 @@ def write_provider(
         identifier = "-".join([signature.kernel, *map(str, values), arch])
         if identifier in leave_out:
             continue
-        content = make_cubin(arch) + identifier.encode()
+        content = make_cubin(arch) + identifier.encode() + code
         digest = hashlib.sha256(content).hexdigest()
         name = f"{digest[:16]}.cubin"
         (root / name).write_bytes(content)

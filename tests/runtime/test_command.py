@@ -18,6 +18,7 @@ from tkbuild.errors import ArgumentError, IntegrityError, NoVariantError, Packag
 from tkbuild.manifest import CHECKS_NAME, MANIFEST_NAME, content_id
 from tkbuild.runtime import api, health, op, registry, torch_ops
 from tkbuild.runtime.__main__ import main
+from tkbuild.signature import KernelSignature
 
 KERNEL = "quant.cast"
 BLACKWELL, HOPPER = (f"{KERNEL}-bfloat16-32-256-{arch}" for arch in ("sm_100a", "sm_90a"))
@@ -60,7 +61,19 @@ def test_a_profile_of_one_wheel(capsys: pytest.CaptureFixture[str]) -> None:
     assert health.profile_patterns("default", None, "tkbuild-kernels") == [BLACKWELL, HOPPER]
     assert health.profile_patterns("default", None, "tkbuild-kernels-sm90a") == [HOPPER]
     assert main(["require", "default", "--arch", "sm_90a", "--wheel", "my-kernels"]) == NoVariantError.exit_code
-    assert "no kernel wheel my-kernels is installed for sm_90a; installed: tkbuild-kernels-sm90a" in capsys.readouterr().err
+    assert (
+        "no kernel wheel my-kernels is installed for sm_90a; installed: tkbuild-kernels-sm100a, tkbuild-kernels-sm90a; pip install"
+        in capsys.readouterr().err
+    )
+
+
+def test_a_wheel_of_another_arch(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["require", "default", "--arch", "sm_103a", "--wheel", "tkbuild-kernels"]) == NoVariantError.exit_code
+    told = capsys.readouterr().err
+    assert (
+        "no kernel wheel tkbuild-kernels is installed for sm_103a; installed: tkbuild-kernels-sm100a, tkbuild-kernels-sm90a" in told
+    )
+    assert "--find-links FOLDER tkbuild-kernels-sm103a" in told
 
 
 def test_profile_of_an_arch_that_is_not_installed() -> None:
@@ -81,9 +94,16 @@ def test_profile_without_patterns(profile: str) -> None:
 def test_changed_checks_are_refused(roots: list[Path]) -> None:
     path = roots[0] / CHECKS_NAME
     path.write_bytes(path.read_bytes() + b" ")
-    with pytest.raises(IntegrityError, match=f"{path}: .*; reinstall tkbuild-kernels-sm100a"):
+    with pytest.raises(IntegrityError, match=f"{path}: .*; reinstall the kernel wheel: .* tkbuild-kernels-sm100a"):
         health.profile_patterns("default")
     assert main(["require", "default"]) == 6
+    assert not wheels_finding().ok
+
+
+def test_missing_checks_are_found_by_doctor(roots: list[Path]) -> None:
+    (roots[1] / CHECKS_NAME).unlink()
+    assert "checks.json" in wheels_finding().found
+    assert not wheels_finding().ok
 
 
 @pytest.mark.parametrize(
@@ -157,6 +177,79 @@ def test_list_that_matches_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     listed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert len(listed) == 8
     assert {one["state"] for one in listed} == {"compiled, not run"}
+
+
+@pytest.fixture
+def other(tmp_path: Path, roots: list[Path], monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Installs a further wheel, ``other-sm90a``, that has the kernel as well."""
+
+    def install(signature: KernelSignature, code: bytes) -> None:
+        root = write_provider(tmp_path / "other", signature, code=code, name="other-sm90a")
+        monkeypatch.setenv(registry.KERNELS_VARIABLE, os.pathsep.join(map(str, (*roots, root))))
+        registry.registry.cache_clear()
+
+    return install
+
+
+def wheels_finding() -> health.Finding:
+    return next(finding for finding in health.examine() if finding.what == "kernel wheels")
+
+
+def test_a_kernel_of_two_wheels_with_other_code_names_both(other: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
+    other(cast_signature(), b"other")
+    assert main(["require", KERNEL, "--arch", "sm_90a"]) == 0
+    told = capsys.readouterr().out
+    assert "8 variants installed and intact (8 of tkbuild-kernels-sm90a)\nnote: quant.cast: other-sm90a (" in told
+    assert "that of tkbuild-kernels-sm90a runs" in told
+    assert main(["list", KERNEL]) == 0
+    assert "note: quant.cast: other-sm90a (" in capsys.readouterr().out
+    assert not wheels_finding().ok
+    assert "other-sm90a" in wheels_finding().found
+
+
+def test_a_kernel_with_two_signatures_is_the_only_one_missing(
+    other: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    other(replace(cast_signature(), scalars=()), b"")
+    assert torch_ops.registry().signatures == {}
+    for command in (["require", KERNEL], ["require", HOPPER], ["list", KERNEL]):
+        assert main(command) == PackageError.exit_code
+        told = capsys.readouterr().err
+        assert "quant.cast: tkbuild-kernels-sm100a 0.1.0 (" in told
+        assert " and other-sm90a 0.1.0 (" in told
+    assert main(["list"]) == 0
+    assert "note: quant.cast: tkbuild-kernels-sm100a" in capsys.readouterr().out
+    assert "other-sm90a" in wheels_finding().found
+    with pytest.raises(PackageError, match="other-sm90a"):
+        op.KernelOp(KERNEL)((None,))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [([], "required"), (["requir"], "invalid choice: 'requir'"), (["require"], "profile"), (["list", "--bogus"], "--bogus")],
+)
+def test_wrong_command_lines(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == ArgumentError.exit_code
+    assert text in capsys.readouterr().err
+    assert main([*arguments, "--json"]) == ArgumentError.exit_code
+    found = json.loads(capsys.readouterr().out)
+    assert (found["error"], found["exit_code"]) == ("ArgumentError", 12)
+
+
+def test_patterns_are_those_of_the_build_side(capsys: pytest.CaptureFixture[str]) -> None:
+    for arch in ("sm_90a", "90a", "9.0a"):
+        assert main(["list", f"*@{arch}"]) == 0
+        assert len(capsys.readouterr().out.splitlines()) == 8
+    for pattern, text in (("*@sm_9*", "is no target arch"), (f"{KERNEL}-bfloat16-32-256", "matches no installed variant")):
+        assert main(["list", pattern]) == 14
+        assert text in capsys.readouterr().err
+
+
+def test_nothing_installed_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv(registry.KERNELS_VARIABLE, "")
+    registry.registry.cache_clear()
+    assert main(["list", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["note"].startswith("no kernel wheel is installed; for Hopper pip install --no-deps")
 
 
 def test_two_kernels_with_one_op_name() -> None:

@@ -49,6 +49,8 @@ def test_bind_reads_shapes_strides_and_values() -> None:
         ((), (32, False), (0,), "0 tensors, expected 1"),
         ((torch.empty(4, 64),), (32,), (0,), "1 values, expected 2"),
         ((torch.empty(4, 64),), (32, False), (), "0 scalars, expected 1"),
+        ((torch.empty(4, 64),), (32.0, False), (0,), "block is 32.0, expected a whole number"),
+        ((torch.empty(4, 64),), (32, None), (0,), "col_major is None, expected True or False"),
     ],
 )
 def test_bind_names_what_is_wrong(tensors, static, scalars, text: str) -> None:
@@ -66,6 +68,11 @@ def test_outputs_follow_the_signature() -> None:
     out, sf = allocations(cast_signature(), values)
     assert out == Allocation((5, 100), (100, 1), torch.float8_e4m3fn, 500)
     assert sf == Allocation((5, 4), (4, 1), torch.float32, 20)
+
+
+def test_an_output_of_negative_size_is_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"quant\.cast: sf would have the size ceildiv\(H, block\) = -2, expected 0 or more"):
+        allocations(cast_signature(), {"T": 5, "H": 64, "block": -32, "in_dtype": "float32", "cap": 256})
 
 
 @pytest.mark.parametrize("current", [0, 1])

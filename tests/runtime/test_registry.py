@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from runtime.providers import cast_signature, write_json, write_provider
 from tkbuild.errors import IntegrityError, PackageError
 from tkbuild.manifest import MANIFEST_NAME, RUNTIME_ABI, content_id
 from tkbuild.runtime.registry import read_registry
+from tkbuild.signature import ScalarSpec
 
 
 @pytest.fixture
@@ -82,7 +84,7 @@ def test_other_schema_is_refused(provider: Path, field: str, value: object) -> N
 
 
 @pytest.mark.parametrize(
-    ("abi", "upgrade"), [(RUNTIME_ABI + 1, "--upgrade tkbuild$"), (RUNTIME_ABI - 1, "--upgrade tkbuild-kernels-sm90a$")]
+    ("abi", "upgrade"), [(RUNTIME_ABI + 1, "a newer tkbuild: pip"), (RUNTIME_ABI - 1, "a newer tkbuild-kernels-sm90a: pip")]
 )
 def test_other_abi_says_which_to_upgrade(provider: Path, abi: int, upgrade: str) -> None:
     edit(provider, lambda m: m.update(runtime_abi=abi, kernels="in another form"), seal=True)
@@ -113,4 +115,24 @@ def test_planted_code_is_never_run(provider: Path, tmp_path: Path) -> None:
 
 def test_first_provider_wins(provider: Path, tmp_path: Path) -> None:
     second = write_provider(tmp_path / "second", cast_signature())
-    assert {variant.root for variant in read_registry([provider, second]).all_variants()} == {provider}
+    found = read_registry([provider, second])
+    assert {variant.root for variant in found.all_variants()} == {provider}
+    assert (found.clashes, found.shadowed) == ({}, {})
+
+
+def test_other_code_under_the_same_ids_is_told(provider: Path, tmp_path: Path) -> None:
+    second = write_provider(tmp_path / "second", cast_signature(), code=b"other", name="other-sm90a")
+    found = read_registry([provider, second])
+    assert {variant.wheel for variant in found.all_variants()} == {"tkbuild-kernels-sm90a"}
+    (text,) = found.shadowed.values()
+    assert f"quant.cast: other-sm90a ({second}) has other code than tkbuild-kernels-sm90a ({provider})" in text
+
+
+def test_another_signature_concerns_that_kernel_only(provider: Path, tmp_path: Path) -> None:
+    changed = replace(cast_signature(), scalars=(ScalarSpec("round_sf", "int32", 1),))
+    sound = write_provider(tmp_path / "sound", replace(cast_signature(), kernel="quant.sound", op="quant_sound"))
+    second = write_provider(tmp_path / "second", changed, name="other-sm90a")
+    found = read_registry([provider, sound, second])
+    assert set(found.signatures) == set(found.variants) == {"quant.sound"}
+    (text,) = found.clashes.values()
+    assert f"quant.cast: tkbuild-kernels-sm90a 0.1.0 ({provider}) and other-sm90a 0.1.0 ({second}) have other signatures" in text

@@ -66,6 +66,19 @@ def test_10_3_does_not_take_100a(tmp_path: Path) -> None:
         select_or_raise(cast_signature(), registry.variants["quant.cast"], replace(HOPPER, capability=(10, 3)))
 
 
+@pytest.mark.parametrize(
+    ("capability", "advice"),
+    [
+        ((10, 0), r"need sm_100a or sm_100f: pip install --no-deps .* tkbuild-kernels-sm100a .*`tkbuild package --arch sm_100a`"),
+        ((12, 0), r"need sm_120a: pip install"),
+        ((8, 0), r"does not support GPUs of compute capability 8\.0; it compiles for sm_90a, "),
+    ],
+)
+def test_advice_names_archs_that_tkbuild_compiles_for(hopper: Registry, capability: tuple[int, int], advice: str) -> None:
+    with pytest.raises(NoVariantError, match=f"have sm_90a; .*{advice}"):
+        select_or_raise(cast_signature(), hopper.variants["quant.cast"], replace(HOPPER, capability=capability))
+
+
 def test_family_target_crosses_minor_and_exact_is_preferred(tmp_path: Path) -> None:
     request = replace(HOPPER, capability=(10, 3))
     assert choose(both(tmp_path, "sm_100a", "sm_100f"), request) == "quant.cast-bfloat16-128-256-sm_100f"

@@ -16,7 +16,7 @@ from tkbuild.cli.options import json_option, patterns_argument
 from tkbuild.errors import ArgumentError, DriverNotFoundError, PatternError, VerifyError
 from tkbuild.runtime import api
 from tkbuild.runtime.launcher import native
-from tkbuild.runtime.registry import InstalledVariant, registry
+from tkbuild.runtime.registry import InstalledVariant, install_kernels, registry
 from tkbuild.verify import VariantReport, verify
 
 device_option = click.option("--device", default=0, show_default=True, help="CUDA device index.")
@@ -185,7 +185,7 @@ def _on_device(patterns: Sequence[str], device: int) -> list[InstalledVariant]:
         v for v in registry().all_variants() if v.arch.runs_on(capability) and any(api.matches(v, pattern) for pattern in wanted)
     ]
     if not found:
-        have = ", ".join(sorted(registry().variants)) or "no kernels; pip install the kernel wheel"
+        have = ", ".join(sorted(registry().variants)) or f"none; {install_kernels()}"
         raise PatternError(
             f"{' '.join(wanted)}: nothing installed matches and runs on cuda:{device}; installed: {have}", patterns=wanted
         )

@@ -9,6 +9,7 @@ from tkbuild.ops.config import (
     get_amax_clamp_for_quant,
     get_deterministic_algorithms,
     get_device_num_sms,
+    get_max_smem_per_sm,
     get_num_sms,
     get_pdl,
     get_token_alignment,
@@ -18,9 +19,10 @@ from tkbuild.ops.config import (
     set_token_alignment,
     use_deterministic_algorithms,
 )
+from tkbuild.ops.modeling.mhc.gradients import register_autograd
 from tkbuild.runtime.torch_ops import register_torch_ops
 
-modeling.mhc.register_autograd(register_torch_ops())
+register_autograd(register_torch_ops())
 
 __all__ = [
     "config",
@@ -28,6 +30,7 @@ __all__ = [
     "get_amax_clamp_for_quant",
     "get_deterministic_algorithms",
     "get_device_num_sms",
+    "get_max_smem_per_sm",
     "get_num_sms",
     "get_pdl",
     "get_token_alignment",

@@ -14,6 +14,7 @@ __all__ = [
     "get_amax_clamp_for_quant",
     "get_deterministic_algorithms",
     "get_device_num_sms",
+    "get_max_smem_per_sm",
     "get_num_sms",
     "get_pdl",
     "get_token_alignment",
@@ -58,6 +59,11 @@ def get_num_sms() -> int:
 def get_device_num_sms() -> int:
     """Return the SM count of the current device."""
     return int(torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count)
+
+
+def get_max_smem_per_sm() -> int:
+    """Return the shared memory of an SM of the current device, in bytes."""
+    return int(torch.cuda.get_device_properties(torch.cuda.current_device()).shared_memory_per_multiprocessor)
 
 
 def set_token_alignment(token_alignment: int) -> None:

@@ -6,11 +6,12 @@ import argparse
 import json
 import os
 import sys
-from typing import Any
+from collections import Counter
+from typing import Any, NoReturn
 
-from tkbuild.errors import TkbuildError
+from tkbuild.errors import ArgumentError, TkbuildError
 from tkbuild.runtime import api, health
-from tkbuild.runtime.registry import registry
+from tkbuild.runtime.registry import install_kernels, registry
 
 Line = tuple[str, Any]
 """One line of output: its text, and what stands for it with --json."""
@@ -18,7 +19,15 @@ Line = tuple[str, Any]
 
 def _list(arguments: argparse.Namespace) -> tuple[int, list[Line]]:
     variants = registry().all_variants() if arguments.pattern is None else api.match(arguments.pattern)
-    return 0, [(f"{v.id}  {v.record.verified['state']}", {"id": v.id, **v.record.verified}) for v in variants]
+    lines: list[Line] = [
+        (f"{v.id}  {v.record.verified['state']}", {"id": v.id, "wheel": v.wheel, **v.record.verified}) for v in variants
+    ]
+    shown = {v.kernel for v in variants}
+    notes = [text for kernel, text in registry().shadowed.items() if kernel in shown]
+    if arguments.pattern is None:
+        notes += registry().clashes.values()
+        notes += [] if registry().providers else [f"no kernel wheel is installed; {install_kernels()}"]
+    return 0, [*lines, *((f"note: {note}", {"note": note}) for note in notes)]
 
 
 def _doctor(_arguments: argparse.Namespace) -> tuple[int, list[Line]]:
@@ -29,11 +38,11 @@ def _doctor(_arguments: argparse.Namespace) -> tuple[int, list[Line]]:
 def _require(arguments: argparse.Namespace) -> tuple[int, list[Line]]:
     coverage = api.require(health.profile_patterns(arguments.profile, arguments.arch, arguments.wheel), arguments.arch)
     found = {one for ids in coverage.found.values() for one in ids}
-    wheels = {m.name: sum(v.id in found for v in m.variants) for _, m in registry().providers}
-    wheels = {name: count for name, count in wheels.items() if count}
-    facts = {"profile": arguments.profile, "variants": len(found), "wheels": wheels}
+    wheels = Counter(v.wheel for v in registry().all_variants() if v.id in found)
+    facts = {"profile": arguments.profile, "variants": len(found), "wheels": wheels, "notes": coverage.shadowed}
     shown = ", ".join(f"{count} of {name}" for name, count in wheels.items())
-    return 0, [(f"{arguments.profile}: {len(found)} variants installed and intact ({shown})", facts)]
+    notes = "".join(f"\nnote: {note}" for note in coverage.shadowed)
+    return 0, [(f"{arguments.profile}: {len(found)} variants installed and intact ({shown}){notes}", facts)]
 
 
 def _write(text: str) -> bool:
@@ -50,23 +59,31 @@ def _write(text: str) -> bool:
 
 def main(argv: list[str]) -> int:
     """Run one command; returns its exit code."""
-    arguments = _parser().parse_args(argv)
+    as_json = "--json" in argv
     try:
+        arguments = _parser().parse_args(argv)
         code, lines = arguments.run(arguments)
     except TkbuildError as exc:
-        if arguments.json:
+        if as_json:
             _write(
                 json.dumps({"error": type(exc).__name__, "message": str(exc), "exit_code": exc.exit_code}, sort_keys=True) + "\n"
             )
         else:
             sys.stderr.write(f"error: {exc}\n")
         return exc.exit_code
-    texts = [json.dumps(value, sort_keys=True) if arguments.json else text for text, value in lines]
+    texts = [json.dumps(value, sort_keys=True) if as_json else text for text, value in lines]
     return int(code) if _write("".join(f"{text}\n" for text in texts)) else int(code) or 1
 
 
+class _Parser(argparse.ArgumentParser):
+    """A wrong command line is an error like any other, with its exit code and JSON."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ArgumentError(f"{message}; `{self.prog} --help` says what there is")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m tkbuild.runtime")
+    parser = _Parser(prog="python -m tkbuild.runtime")
     commands = parser.add_subparsers(required=True)
     listing = commands.add_parser("list", help="installed variants and whether they were verified")
     listing.add_argument("pattern", nargs="?", help="a glob over kernel names and variant ids; everything without it")

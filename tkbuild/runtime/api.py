@@ -8,18 +8,22 @@ from dataclasses import dataclass
 
 import torch
 
-from tkbuild.arch import TargetArch
+from tkbuild.arch import TargetArch, split_pattern
 from tkbuild.errors import ArgumentError, NoVariantError, PatternError
 from tkbuild.runtime import op
 from tkbuild.runtime.launcher import LaunchFunction, native
-from tkbuild.runtime.registry import InstalledVariant, collector_paused, registry
+from tkbuild.runtime.registry import InstalledVariant, collector_paused, installed, registry
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """What ``require`` found: the ids of the installed variants that answer each pattern."""
+    """What ``require`` found: the ids of the installed variants that answer each pattern.
+
+    shadowed: for each of their kernels of which another wheel has other code under the same ids, the sentence that says whose runs.
+    """
 
     found: dict[str, tuple[str, ...]]
+    shadowed: tuple[str, ...] = ()
 
 
 def kernels() -> dict[str, tuple[str, ...]]:
@@ -72,16 +76,19 @@ def require(patterns: str | Iterable[str], arch: str | None = None) -> Coverage:
 
     A pattern is a glob over kernel names and variant ids. Reads files only, and checks the bytes of every cubin that
     matches. Raises: NoVariantError naming each pattern that nothing answers, IntegrityError, ArgumentError for a bad
-    arch, no pattern at all or an empty one.
+    arch, no pattern at all or an empty one, PackageError for a kernel that two wheels describe differently.
     """
     wanted = None if arch is None else str(TargetArch.parse(arch))
     found: dict[str, tuple[str, ...]] = {}
+    kernels: set[str] = set()
     missing = []
     for pattern in _pattern_list(patterns):
+        _check_clashes(pattern)
         matching = [v for v in registry().all_variants() if matches(v, pattern) and wanted in (None, str(v.arch))]
         for variant in matching:
             variant.cubin()
         found[pattern] = tuple(variant.id for variant in matching)
+        kernels |= {variant.kernel for variant in matching}
         missing += [] if matching else [pattern]
     if missing:
         archs = sorted({str(variant.arch) for variant in registry().all_variants()})
@@ -92,7 +99,15 @@ def require(patterns: str | Iterable[str], arch: str | None = None) -> Coverage:
             "GPU, or add what is missing to the profile and build again",
             missing=missing,
         )
-    return Coverage(found)
+    return Coverage(found, tuple(text for kernel, text in registry().shadowed.items() if kernel in kernels))
+
+
+def _check_clashes(pattern: str) -> None:
+    """Raises: PackageError for a kernel that ``pattern`` selects and that no wheel provides, since two describe it differently."""
+    for root, manifest in registry().providers:
+        for record in manifest.variants:
+            if record.kernel in registry().clashes and matches(installed(record, root, manifest), pattern):
+                op.check_clash(record.kernel)
 
 
 def _pattern_list(patterns: str | Iterable[str]) -> list[str]:
@@ -108,6 +123,7 @@ def match(patterns: str | Iterable[str]) -> list[InstalledVariant]:
     for pattern in _pattern_list(patterns):
         matching = [variant for variant in registry().all_variants() if matches(variant, pattern)]
         if not matching:
+            _check_clashes(pattern)
             known = ", ".join(sorted(registry().variants)) or "none"
             raise PatternError(f"{pattern!r} matches no installed variant; installed kernels: {known}", pattern=pattern)
         result |= {variant.id: variant for variant in matching}
@@ -115,21 +131,18 @@ def match(patterns: str | Iterable[str]) -> list[InstalledVariant]:
 
 
 def matches(variant: InstalledVariant, pattern: str) -> bool:
-    """Whether a pattern such as ``quant.*``, ``*@sm_90a`` or an id selects ``variant``."""
-    glob, _, arch = pattern.partition("@")
-    if arch and not fnmatch.fnmatchcase(str(variant.arch), arch):
-        return False
-    short = variant.id.removesuffix(f"-{variant.arch}")
-    return any(fnmatch.fnmatchcase(text, glob or "*") for text in (variant.kernel, variant.id, short))
+    """Whether a pattern such as ``quant.*``, ``*@sm_90a`` or an id selects ``variant``. Raises: PatternError."""
+    glob, arch = split_pattern(pattern)
+    return arch in (None, variant.arch) and any(fnmatch.fnmatchcase(text, glob) for text in (variant.kernel, variant.id))
 
 
 def set_num_sms(num_sms: int) -> None:
     """Limit the SMs that persistent kernels launch for, process-wide; 0 lifts the limit.
 
-    Raises: ArgumentError for a negative number, and at launch for more SMs than the device has.
+    More than the device has counts as all of them. Raises: ArgumentError for a negative number.
     """
     if isinstance(num_sms, bool) or not isinstance(num_sms, int) or num_sms < 0:
-        raise ArgumentError(f"num_sms is {num_sms!r}, expected a whole number from 0 (no limit) to the device's SM count")
+        raise ArgumentError(f"num_sms is {num_sms!r}, expected a whole number from 0 on, which lifts the limit")
     native().set_num_sms(num_sms)
 
 
@@ -142,9 +155,11 @@ def get_num_sms(device: int = 0) -> int:
 get_num_sms._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def set_pdl(enabled: bool) -> None:
-    """Launch kernels as programmatic dependents of their predecessors, where they can be; off by default."""
-    native().set_pdl(bool(enabled))
+def set_pdl(use_pdl: bool) -> None:
+    """Launch kernels as programmatic dependents of their predecessors, where they can be; off by default. Raises: ArgumentError."""
+    if use_pdl not in (True, False):
+        raise ArgumentError(f"use_pdl is {use_pdl!r}, expected True or False")
+    native().set_pdl(bool(use_pdl))
 
 
 def get_pdl() -> bool:

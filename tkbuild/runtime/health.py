@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from tkbuild.arch import TargetArch
-from tkbuild.errors import ArgumentError, NoVariantError, TkbuildError
+from tkbuild.errors import ArgumentError, NoVariantError, PackageError, TkbuildError, pip_install
 from tkbuild.runtime.launcher import native
-from tkbuild.runtime.registry import read_profiles, registry
+from tkbuild.runtime.registry import install_kernels, read_profiles, registry
+from tkbuild.runtime.select import install_for
 
 
 @dataclass(frozen=True)
@@ -35,25 +36,20 @@ def examine() -> list[Finding]:
     """Return a finding each on torch, the native launcher, the driver, the devices and the installed kernel wheels."""
     findings = [
         _look("torch", lambda: torch.__version__, "pip install 'torch>=2.10'"),
-        _look("native launcher", lambda: f"loaded, {native() and 'ready'}", "pip install --force-reinstall tkbuild"),
+        _look("native launcher", lambda: f"loaded, {native() and 'ready'}", pip_install("tkbuild")),
         _look(
             "CUDA driver",
             lambda: "supports CUDA {}.{}".format(*native().driver_version()),
             "run on a machine with an NVIDIA driver",
         ),
-        _look(
-            "kernel wheels",
-            _wheels,
-            "pip install --force-reinstall --find-links FOLDER tkbuild-kernels-sm90a (Hopper) or tkbuild-kernels-sm100a (Blackwell), "
-            "FOLDER being where `tkbuild package` put them",
-        ),
+        _look("kernel wheels", _wheels),
     ]
     if findings[2].ok:
         findings += [_device_or_error(index) for index in range(native().device_count())]
     return findings
 
 
-def _look(what: str, ask: Callable[[], str], mend: str) -> Finding:
+def _look(what: str, ask: Callable[[], str], mend: str = "") -> Finding:
     try:
         return Finding(what, True, ask())
     except TkbuildError as exc:
@@ -63,9 +59,13 @@ def _look(what: str, ask: Callable[[], str], mend: str) -> Finding:
 def _wheels() -> str:
     providers = registry().providers
     if not providers:
-        raise NoVariantError("none installed")
+        raise NoVariantError(f"none installed; {install_kernels()}")
     for variant in registry().all_variants():
         variant.cubin()
+    for root, manifest in providers:
+        read_profiles(root, manifest)
+    if notes := [*registry().clashes.values(), *registry().shadowed.values()]:
+        raise PackageError("; ".join(notes))
     return ", ".join(f"{m.name} {m.version} ({len(m.variants)} variants for {m.arch})" for _, m in providers)
 
 
@@ -80,7 +80,7 @@ def _device(index: int) -> Finding:
     capability = native().compute_capability(index)
     fitting = [v for v in registry().all_variants() if v.arch.runs_on(capability)]
     found = f"compute capability {capability[0]}.{capability[1]}, {len(fitting)} installed variants run on it"
-    mend = "" if fitting else f"install the kernel wheel for compute capability {capability[0]}.{capability[1]}"
+    mend = "" if fitting else install_for(capability)
     return Finding(f"cuda:{index}", bool(fitting), found, mend)
 
 
@@ -112,14 +112,17 @@ def _lines(path: Path) -> list[str] | None:
 
 
 def _installed_patterns(profile: str, arch: str | None, wheel: str | None) -> list[str]:
-    wanted = None if arch is None else str(TargetArch.parse(arch))
-    providers = [(root, manifest) for root, manifest in registry().providers if wanted in (None, manifest.arch)]
+    wanted = None if arch is None else TargetArch.parse(arch)
+    providers = [(root, manifest) for root, manifest in registry().providers if wanted in (None, TargetArch.parse(manifest.arch))]
     if wheel is not None:
-        have = ", ".join(sorted({manifest.name for _, manifest in providers})) or "none"
         providers = [(root, m) for root, m in providers if m.name in (wheel, f"{wheel}-{TargetArch.parse(m.arch).wheel_suffix}")]
         if not providers:
+            have = ", ".join(sorted(manifest.name for _, manifest in registry().providers)) or "none"
+            suffix = f"-{wanted.wheel_suffix}" if wanted else ""
             raise NoVariantError(
-                f"no kernel wheel {wheel} is installed{f' for {wanted}' if wanted else ''}; installed: {have}", wheel=wheel
+                f"no kernel wheel {wheel} is installed{f' for {wanted}' if wanted else ''}; installed: {have}; "
+                f"{pip_install(wheel.removesuffix(suffix) + suffix)}",
+                wheel=wheel,
             )
     known = [read_profiles(*one) for one in providers]
     asked = [profiles[profile] for profiles in known if profile in profiles]

@@ -17,7 +17,7 @@ from typing import Any
 import torch  # tvm_ffi must find torch imported, else it imports it itself under another environment
 
 from tkbuild import launcher as launcher_package
-from tkbuild.errors import ArgumentError, DriverNotFoundError, IntegrityError, LaunchError, PackageError
+from tkbuild.errors import ArgumentError, DriverNotFoundError, IntegrityError, LaunchError, PackageError, pip_install
 from tkbuild.manifest import RUNTIME_ABI
 
 LIBRARY_NAME = "libtkbuild_launcher.so"
@@ -59,14 +59,14 @@ class NativeLauncher:
         if not library.is_file():
             raise PackageError(
                 f"{library} is missing: the native launcher was not built; "
-                "install tkbuild from a wheel, or run `pip install --editable .` in a checkout",
+                f"in a checkout, pip install --no-deps --editable . builds it; elsewhere {pip_install('tkbuild')}",
                 library=str(library),
             )
         module = tvm_ffi.load_module(str(library))
         self._module = module
         if int(module.abi()) != RUNTIME_ABI:
             raise PackageError(
-                f"{library} speaks runtime ABI {int(module.abi())}, this package {RUNTIME_ABI}: reinstall tkbuild",
+                f"{library} speaks runtime ABI {int(module.abi())}, this package {RUNTIME_ABI}: {pip_install('tkbuild')}",
                 library=str(library),
             )
         self.preload: Callable[[LaunchFunction, int], None] = module.preload

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import numbers
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,12 +17,12 @@ from typing import Any
 import torch
 from torch.compiler import is_compiling
 
-from tkbuild.errors import ArgumentError, LaunchError, NoVariantError
+from tkbuild.errors import ArgumentError, LaunchError, NoVariantError, PackageError
 from tkbuild.expr import Expr
 from tkbuild.launchplan import default_strides, strides
 from tkbuild.runtime.fold import fold
 from tkbuild.runtime.launcher import LaunchFunction, native
-from tkbuild.runtime.registry import InstalledVariant, registry
+from tkbuild.runtime.registry import InstalledVariant, install_kernels, registry
 from tkbuild.runtime.select import Request, select_or_raise
 from tkbuild.signature import ArgSpec, KernelSignature
 
@@ -155,9 +156,10 @@ class KernelOp:
 
     @functools.cached_property
     def signature(self) -> KernelSignature:
-        """The kernel's signature. Raises: NoVariantError when no installed kernel wheel has the kernel."""
+        """The kernel's signature. Raises: NoVariantError when no installed kernel wheel has the kernel, PackageError for a clash of two."""
         found = registry().signatures.get(self.kernel)
         if found is None:
+            check_clash(self.kernel)
             raise NoVariantError(_not_installed(self.kernel), kernel=self.kernel, available=sorted(registry().signatures))
         _check_order(found)
         return found
@@ -201,11 +203,16 @@ class KernelOp:
     def _dispatch(self, tensors: tuple[Any, ...], values: tuple[Any, ...], outs: tuple[torch.Tensor, ...] | None) -> Result:
         """Call the op in ``torch.ops``, which tracing, fake tensors and tensor subclasses understand."""
         if self.dispatched is None:
+            check_clash(self.kernel)
             raise NoVariantError(_not_installed(self.kernel), kernel=self.kernel)
         keywords = dict(zip(self.keywords, values, strict=True))
         for name in self.dtype_keywords:
             keywords[name] = getattr(torch, keywords[name])
-        result = self.dispatched(*tensors, **keywords)
+        try:
+            result = self.dispatched(*tensors, **keywords)
+        except RuntimeError:
+            check_types(self.signature, values)  # of which torch says less
+            raise
         if outs is None:
             return result
         for place, (out, value) in enumerate(zip(outs, result if isinstance(result, tuple) else (result,), strict=True)):
@@ -363,6 +370,7 @@ def bind(signature: KernelSignature, tensors: Tensors, static: Sequence[Any], sc
     for what, wanted, got in (("tensors", given, tensors), ("values", names, static), ("scalars", signature.scalars, scalars)):
         if len(wanted) != len(got):
             raise ArgumentError(f"{signature.kernel}: {len(got)} {what}, expected {len(wanted)}", kernel=signature.kernel)
+    check_types(signature, (*static, *scalars))
     values: dict[str, Any] = dict(zip(names, static, strict=True))
     values |= {spec.name: value for spec, value in zip(signature.scalars, scalars, strict=True)}
     bound = {dim.name for dim in signature.bound_dims}
@@ -370,6 +378,28 @@ def bind(signature: KernelSignature, tensors: Tensors, static: Sequence[Any], sc
         if tensor is not None:
             _bind_tensor(signature, arg, tensor, values, bound)
     return values
+
+
+# torch's symbolic values are none of Python's numbers.
+_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
+    "str": ((str,), "a text"),
+    "dtype": ((str,), "the name of a dtype"),
+    "float": ((numbers.Real, torch.SymInt, torch.SymFloat), "a number"),
+    "int": ((numbers.Integral, torch.SymInt), "a whole number"),
+    "bool": ((numbers.Integral, torch.SymInt, torch.SymBool), "True or False"),
+}
+
+
+def check_types(signature: KernelSignature, values: Sequence[Any]) -> None:
+    """Raises: ArgumentError for a value of another type than its axis, option or scalar; ``values`` are in this order."""
+    kinds = [(axis.name, axis.type) for axis in signature.given_axes]
+    kinds += [(spec.name, spec.dtype.rstrip("0123456789").removeprefix("u")) for spec in (*signature.options, *signature.scalars)]
+    for (name, kind), value in zip(kinds, values, strict=True):
+        types, wanted = _KINDS[kind]
+        if not isinstance(value, types):
+            raise ArgumentError(
+                f"{signature.kernel}: {name} is {value!r}, expected {wanted}", kernel=signature.kernel, argument=name
+            )
 
 
 def _bind_tensor(signature: KernelSignature, arg: ArgSpec, tensor: torch.Tensor, values: dict[str, Any], bound: set[str]) -> None:
@@ -406,7 +436,7 @@ def call_axes(signature: KernelSignature, tensors: Tensors, static: Sequence[Any
     Raises: ArgumentError for a dtype that the kernel's spec does not have.
     """
     axes: dict[str, Any] = {axis.name: value for axis, value in zip(signature.given_axes, static, strict=False)}
-    given = {arg.name: tensor for arg, tensor in zip(_given_args(signature), tensors, strict=True)}
+    given = {arg.name: tensor for arg, tensor in zip(given_args(signature), tensors, strict=True)}
     for name, position in signature.inferred_axes.items():
         arg = signature.args[position]
         tensor = given[arg.name]
@@ -427,7 +457,8 @@ def _value_for_dtype(signature: KernelSignature, arg: ArgSpec, dtype: str) -> st
     )
 
 
-def _given_args(signature: KernelSignature) -> list[ArgSpec]:
+def given_args(signature: KernelSignature) -> list[ArgSpec]:
+    """The arguments of a call that are tensors, in its order."""
     return [arg for arg in signature.args if arg.role != "out"]
 
 
@@ -437,12 +468,20 @@ def allocations(signature: KernelSignature, values: Mapping[str, Any]) -> tuple[
     for arg in signature.args:
         if arg.role == "out":
             size = tuple(expr.evaluate(values) for expr in arg.shape)
+            if negative := [f"{expr} = {extent}" for expr, extent in zip(arg.shape, size, strict=True) if _is_negative(extent)]:
+                raise ArgumentError(
+                    f"{signature.kernel}: {arg.name} would have the size {negative[0]}, expected 0 or more", kernel=signature.kernel
+                )
             rule = arg.alloc.strides if arg.alloc else default_strides(arg)
             stride = tuple(expr.evaluate(values) for expr in rule)
             elems = arg.alloc.elems.evaluate(values) if arg.alloc else math.prod(size)
             dtype = getattr(torch, arg.dtype.resolve(values))
             result.append(Allocation(size, stride, dtype, elems))
     return tuple(result)
+
+
+def _is_negative(extent: Any) -> bool:
+    return type(extent) is int and extent < 0  # a symbolic size would be guarded
 
 
 @functools.cache
@@ -470,13 +509,15 @@ def _check_order(signature: KernelSignature) -> None:
         )
 
 
+def check_clash(kernel: str) -> None:
+    """Raises: PackageError where installed wheels have different signatures for ``kernel``."""
+    if text := registry().clashes.get(kernel):
+        raise PackageError(text, kernel=kernel)
+
+
 def _not_installed(kernel: str) -> str:
     have = registry().providers
     if not have:
-        return (
-            f"{kernel}: no kernel wheel is installed; pip install tkbuild-kernels-sm90a (Hopper) or tkbuild-kernels-sm100a "
-            "(Blackwell), with --find-links and the folder that `tkbuild package` wrote to; or set TKBUILD_KERNELS to the module's folder of "
-            "an unpacked one"
-        )
+        return f"{kernel}: no kernel wheel is installed; {install_kernels()}; or set TKBUILD_KERNELS to the module's folder of an unpacked one"
     names = ", ".join(f"{manifest.name} {manifest.version}" for _, manifest in have)
     return f"{kernel}: not in the installed kernel wheels ({names}); add it to the profile and build again"

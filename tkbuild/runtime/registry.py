@@ -20,7 +20,7 @@ from typing import Any
 
 from tkbuild.arch import TargetArch
 from tkbuild.elf import cubin_arch
-from tkbuild.errors import IntegrityError, PackageError
+from tkbuild.errors import IntegrityError, PackageError, pip_install
 from tkbuild.manifest import CHECKS_NAME, ENTRY_POINT_GROUP, MANIFEST_NAME, Manifest, VariantRecord
 from tkbuild.signature import KernelSignature
 
@@ -28,9 +28,19 @@ from tkbuild.signature import KernelSignature
 KERNELS_VARIABLE = "TKBUILD_KERNELS"
 
 
+def reinstall(wheel: str) -> str:
+    """Return what to do about a damaged kernel wheel."""
+    return f"reinstall the kernel wheel: {pip_install(wheel)}"
+
+
+def install_kernels() -> str:
+    """Return the command that installs the kernel wheels that tkbuild ships."""
+    return f"for Hopper {pip_install('tkbuild-kernels-sm90a')}, for Blackwell tkbuild-kernels-sm100a"
+
+
 @dataclass(frozen=True)
 class InstalledVariant:
-    """One variant as a provider offers it; ``root`` is the folder of its cubin, ``toolkit`` the CUDA release that made it."""
+    """One variant as a kernel wheel offers it; ``root`` is the folder of its cubin, ``toolkit`` the CUDA release that made it."""
 
     id: str
     kernel: str
@@ -38,6 +48,7 @@ class InstalledVariant:
     axes: Mapping[str, Any]
     record: VariantRecord
     root: Path
+    wheel: str
     toolkit: str
 
     def cubin(self) -> bytes:
@@ -46,11 +57,11 @@ class InstalledVariant:
         try:
             found = path.read_bytes()
         except OSError as exc:
-            raise IntegrityError(f"{path}: {exc.strerror}; reinstall the kernel wheel", path=str(path)) from exc
+            raise IntegrityError(f"{path}: {exc.strerror}; {reinstall(self.wheel)}", path=str(path)) from exc
         digest = hashlib.sha256(found).hexdigest()
         if digest != self.record.sha256:
             raise IntegrityError(
-                f"{path}: sha256 {digest}, the manifest says {self.record.sha256}; reinstall the kernel wheel",
+                f"{path}: sha256 {digest}, the manifest says {self.record.sha256}; {reinstall(self.wheel)}",
                 path=str(path),
             )
         self._check_arch(path, found)
@@ -60,10 +71,10 @@ class InstalledVariant:
         try:
             arch = cubin_arch(content)
         except IntegrityError as exc:
-            raise IntegrityError(f"{path}: {exc.message}; reinstall the kernel wheel", path=str(path)) from exc
+            raise IntegrityError(f"{path}: {exc.message}; {reinstall(self.wheel)}", path=str(path)) from exc
         if arch != str(self.arch):
             raise IntegrityError(
-                f"{path}: {self.id}: its cubin is for {arch}, the manifest says {self.arch}; reinstall the kernel wheel",
+                f"{path}: {self.id}: its cubin is for {arch}, the manifest says {self.arch}; {reinstall(self.wheel)}",
                 path=str(path),
                 variant=self.id,
             )
@@ -71,11 +82,17 @@ class InstalledVariant:
 
 @dataclass(frozen=True)
 class Registry:
-    """Every installed kernel. ``variants`` maps a kernel's name to its variants, those of earlier providers first."""
+    """Every installed kernel. ``variants`` maps a kernel's name to its variants, those of earlier providers first.
+
+    clashes: why a kernel is not among them, by its name: two wheels have other signatures for it.  shadowed: for each kernel of which
+    a wheel has variants that never run, since an earlier wheel has other code under their ids, the sentence that says so.
+    """
 
     signatures: Mapping[str, KernelSignature]
     variants: Mapping[str, tuple[InstalledVariant, ...]]
     providers: tuple[tuple[Path, Manifest], ...]
+    clashes: Mapping[str, str]
+    shadowed: Mapping[str, str]
 
     def all_variants(self) -> list[InstalledVariant]:
         return [variant for variants in self.variants.values() for variant in variants]
@@ -133,34 +150,61 @@ def _module_folders(module: str) -> list[Path]:
 
 def read_registry(roots: Iterable[Path]) -> Registry:
     """Return the registry of the providers in ``roots``; of equal variant ids the first provider's counts."""
+    providers = tuple((root, read_manifest(root)) for root in roots)
+    clashes = _clashes(providers)
     signatures: dict[str, KernelSignature] = {}
-    variants: dict[str, list[InstalledVariant]] = {}
-    providers: list[tuple[Path, Manifest]] = []
-    seen: set[str] = set()
-    for root in roots:
-        manifest = read_manifest(root)
-        providers.append((root, manifest))
-        for kernel, signature in manifest.kernels.items():
-            _check_agreement(signatures.setdefault(kernel, signature), signature, root)
+    variants: dict[str, dict[str, InstalledVariant]] = {}
+    shadowed: dict[str, str] = {}
+    for root, manifest in providers:
+        signatures |= {kernel: signature for kernel, signature in manifest.kernels.items() if kernel not in clashes}
         for record in manifest.variants:
-            if record.id not in seen:
-                seen.add(record.id)
-                arch = TargetArch.parse(manifest.arch)
-                variants.setdefault(record.kernel, []).append(
-                    InstalledVariant(record.id, record.kernel, arch, record.axes, record, root, manifest.toolchain.get("cuda", ""))
+            if record.kernel in clashes:
+                continue
+            first = variants.setdefault(record.kernel, {}).setdefault(record.id, installed(record, root, manifest))
+            if first.record.sha256 != record.sha256:
+                shadowed.setdefault(record.kernel, _shadow_text(first, root, manifest))
+    return Registry(signatures, {kernel: tuple(found.values()) for kernel, found in variants.items()}, providers, clashes, shadowed)
+
+
+def _clashes(providers: Iterable[tuple[Path, Manifest]]) -> dict[str, str]:
+    first: dict[str, tuple[Path, Manifest]] = {}
+    clashes: dict[str, str] = {}
+    for root, manifest in providers:
+        for kernel, signature in manifest.kernels.items():
+            at, other = first.setdefault(kernel, (root, manifest))
+            if other.kernels[kernel] != signature:
+                clashes[kernel] = (
+                    f"{kernel}: {other.name} {other.version} ({at}) and {manifest.name} {manifest.version} ({root}) have other signatures "
+                    f"for it; {_ONE_NAME}"
                 )
-    return Registry(signatures, {kernel: tuple(found) for kernel, found in variants.items()}, tuple(providers))
+    return clashes
+
+
+_ONE_NAME = "install kernel wheels of one release, or give one of the two another kernel name and build its wheel again"
+
+
+def _shadow_text(first: InstalledVariant, root: Path, manifest: Manifest) -> str:
+    return (
+        f"{first.kernel}: {manifest.name} ({root}) has other code than {first.wheel} ({first.root}) under the same variant ids; that of "
+        f"{first.wheel} runs; {_ONE_NAME}"
+    )
+
+
+def installed(record: VariantRecord, root: Path, manifest: Manifest) -> InstalledVariant:
+    """Return the variant that ``record`` of the kernel wheel in ``root`` describes."""
+    arch, toolkit = TargetArch.parse(manifest.arch), manifest.toolchain.get("cuda", "")
+    return InstalledVariant(record.id, record.kernel, arch, record.axes, record, root, manifest.name, toolkit)
 
 
 def read_manifest(root: Path) -> Manifest:
     """Return the manifest in ``root``. Raises: IntegrityError if it is damaged, PackageError for another runtime ABI."""
-    path = root / MANIFEST_NAME
+    path, wheel = root / MANIFEST_NAME, root.name.replace("_", "-")
     try:
         return Manifest.from_text(path.read_text("utf-8"))
     except IntegrityError as exc:
-        raise IntegrityError(f"{path}: {exc.message}", **{**exc.facts, "path": str(path)}) from exc
+        raise IntegrityError(f"{path}: {exc.message}; {reinstall(wheel)}", **{**exc.facts, "path": str(path)}) from exc
     except (OSError, ValueError, RecursionError) as exc:
-        raise IntegrityError(f"{path}: {exc}; reinstall the kernel wheel", path=str(path)) from exc
+        raise IntegrityError(f"{path}: {exc}; {reinstall(wheel)}", path=str(path)) from exc
 
 
 def read_checks_file(root: Path, manifest: Manifest) -> Mapping[str, Any]:
@@ -173,11 +217,11 @@ def read_checks_file(root: Path, manifest: Manifest) -> Mapping[str, Any]:
         content = path.read_bytes()
         value = json.loads(content)
     except (OSError, ValueError, RecursionError) as exc:
-        raise IntegrityError(f"{path}: {exc}; reinstall {manifest.name}", path=str(path)) from exc
+        raise IntegrityError(f"{path}: {exc}; {reinstall(manifest.name)}", path=str(path)) from exc
     if hashlib.sha256(content).hexdigest() != manifest.files.get(CHECKS_NAME, {}).get("sha256"):
-        raise IntegrityError(f"{path}: its sha256 is not the manifest's; reinstall {manifest.name}", path=str(path))
+        raise IntegrityError(f"{path}: its sha256 is not the manifest's; {reinstall(manifest.name)}", path=str(path))
     if not isinstance(value, dict) or not all(isinstance(value.get(part), dict) for part in ("kernels", "profiles")):
-        raise IntegrityError(f"{path}: expected an object with kernels and profiles; reinstall {manifest.name}", path=str(path))
+        raise IntegrityError(f"{path}: expected an object with kernels and profiles; {reinstall(manifest.name)}", path=str(path))
     return value
 
 
@@ -190,13 +234,5 @@ def read_profiles(root: Path, manifest: Manifest) -> dict[str, tuple[str, ...]]:
     for ids in profiles.values():
         if not isinstance(ids, list) or not all(isinstance(one, str) for one in ids):
             path = root / CHECKS_NAME
-            raise IntegrityError(f"{path}: a profile is no list of variant ids; reinstall {manifest.name}", path=str(path))
+            raise IntegrityError(f"{path}: a profile is no list of variant ids; {reinstall(manifest.name)}", path=str(path))
     return {name: tuple(ids) for name, ids in profiles.items()}
-
-
-def _check_agreement(first: KernelSignature, other: KernelSignature, root: Path) -> None:
-    if first != other:
-        raise PackageError(
-            f"{root}: {other.kernel} has another signature than in an earlier provider; install kernel wheels of one release",
-            kernel=other.kernel,
-        )

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tkbuild.arch import Capability, TargetArch, archs_for, best_first
+from tkbuild.arch import SUPPORTED, Capability, TargetArch, archs_for, best_first
 from tkbuild.dtypes import DTYPES
-from tkbuild.errors import NoVariantError
+from tkbuild.errors import NoVariantError, pip_install
 from tkbuild.runtime.registry import InstalledVariant
 from tkbuild.signature import AxisSpec, AxisValue, KernelSignature
 
@@ -149,11 +149,9 @@ def _explain(signature: KernelSignature, selection: Selection, request: Request)
 
 def _next_step(signature: KernelSignature, selection: Selection, request: Request) -> str:
     family, name = signature.kernel.split(".", 1)
-    archs = archs_for(request.capability)
     if not any(verdict.variant.arch.runs_on(request.capability) for verdict in selection.trace):
         have = ", ".join(sorted({str(verdict.variant.arch) for verdict in selection.trace})) or "nothing"
-        wheels = " or ".join(f"tkbuild-kernels-{arch.wheel_suffix}" for arch in archs)
-        return f"have {have}; need {' or '.join(map(str, archs))}: pip install {wheels}"
+        return f"have {have}; {install_for(request.capability)}"
     missing = [
         f"{axis.name}: {_spelled(axis, value)}"
         for axis, value in ((axis, request.axes.get(axis.name, request.chosen.get(axis.name))) for axis in signature.axes)
@@ -161,6 +159,18 @@ def _next_step(signature: KernelSignature, selection: Selection, request: Reques
     ]
     what = "; ".join(missing) or "this combination of axis values"
     return f"add {what} to the axes of kernel_specs/{family}/{name}.yaml (or to the profile's `axes`) and build again"
+
+
+def install_for(capability: Capability) -> str:
+    """Return what to do where no installed variant runs on a device of ``capability``."""
+    archs = [arch for arch in archs_for(capability) if arch in SUPPORTED]
+    if not archs:
+        known = ", ".join(map(str, SUPPORTED))
+        return f"tkbuild does not support GPUs of compute capability {_dotted(capability)}; it compiles for {known}"
+    return (
+        f"need {' or '.join(map(str, archs))}: {pip_install(f'tkbuild-kernels-{archs[0].wheel_suffix}')}; "
+        f"`tkbuild package --arch {archs[0]}` writes that wheel, of the kernels whose specs have `targets` for it"
+    )
 
 
 def _spelled(axis: AxisSpec, value: AxisValue | str) -> str:

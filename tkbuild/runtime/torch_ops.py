@@ -11,6 +11,7 @@ import torch
 from tkbuild.errors import ArgumentError, PackageError
 from tkbuild.runtime.op import allocations, bind, call_axes, kernel_op
 from tkbuild.runtime.registry import collector_paused, registry
+from tkbuild.runtime.traced import check_traced
 from tkbuild.signature import AxisSpec, KernelSignature, ValueSpec
 
 NAMESPACE = "tkbuild"
@@ -130,6 +131,7 @@ def _fake_implementation(signature: KernelSignature) -> Implementation:
         tensors, static, scalars = _split(signature, args, keywords)
         values = bind(signature, tensors, static, scalars)
         axes = call_axes(signature, tensors, static)
+        check_traced(signature, tensors, values, axes)
         device = next(tensor.device for tensor in tensors if tensor is not None)
         # Not by way of the allocation's storage: comparing symbolic sizes would add guards to the traced graph.
         wanted = allocations(signature, {**values, **axes})

@@ -87,11 +87,10 @@ def forward(
     image_token_mask: torch.Tensor | None,
     inplace: bool,
 ) -> Forward:
-    """``engram_gate_fwd`` with keys and values apart, unchecked."""
+    """``engram_gate_fwd`` with keys and values apart, checked by the launcher only."""
     saved: tuple[torch.Tensor | None, ...] = (None,) * 4
     if save_for_backward:
-        tokens, streams, _ = hidden_states.shape
-        saved = tuple([new_empty(hidden_states, (tokens, streams), torch.float32) for _ in range(4)])
+        saved = tuple([new_empty(hidden_states, hidden_states.shape[:2], torch.float32) for _ in range(4)])
     tensors = (hidden_states, k, v, weight_fused, image_token_mask, *saved)
     output = _gate_fwd(tensors, (), (eps, clamp_value), (hidden_states,) if inplace else None)
     return (output, *saved)
@@ -134,7 +133,7 @@ def backward_of_kv(
 
 def num_partials(hidden_states: torch.Tensor) -> int:
     """Return how many CTAs, or clusters of them, share the tokens of a backward call."""
-    tokens, _, width = hidden_states.shape
+    tokens, width = hidden_states.shape[0], hidden_states.shape[-1]
     sms = get_num_sms(hidden_states.get_device()) if hidden_states.is_cuda else 1
     return min(max(1, sms if width <= _CTA_COLUMNS else sms // 2), tokens)
 

@@ -56,12 +56,12 @@ def engram_sinkhorn_step(
     return result if matrix.shape[0] else (result[0], torch.zeros_like(result[1]))
 
 
-def engram_sinkhorn_step_reduce(partial: torch.Tensor, out: torch.Tensor) -> None:
-    """Write the sums of the columns of ``partial``, added from the first row to the last, into ``out``.
+def engram_sinkhorn_step_reduce(col_sumsq_partial: torch.Tensor, col_sumsq: torch.Tensor) -> None:
+    """Write the sums of the columns of ``col_sumsq_partial``, added from the first row to the last, into ``col_sumsq``.
 
-    Shapes: partial (P, D), out (D).  Dtypes: float32.  Layout: contiguous.  Raises: ArgumentError, NoVariantError, LaunchError.
+    Shapes: col_sumsq_partial (P, D), col_sumsq (D).  Dtypes: float32.  Layout: contiguous.  Raises: ArgumentError, NoVariantError, LaunchError.
     """
-    _step_reduce((partial,), (), (), (out,))
+    _step_reduce((col_sumsq_partial,), (), (), (col_sumsq,))
 
 
 def engram_sinkhorn_finalize(

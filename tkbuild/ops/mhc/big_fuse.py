@@ -39,9 +39,10 @@ def mhc_pre_big_fuse_fwd(
     Raises: ArgumentError, NoVariantError, LaunchError.
     """
     kernel = "mhc.pre_big_fuse"
-    if gemm_out_mul.shape[0] != n_splits:
+    if gemm_out_mul.shape[:1] != (n_splits,):
         raise ArgumentError(
-            f"{kernel}: n_splits is {n_splits}, expected {gemm_out_mul.shape[0]}, the splits of gemm_out_mul", kernel=kernel
+            f"{kernel}: gemm_out_mul has shape {tuple(gemm_out_mul.shape)}, expected (n_splits, n, 24) with n_splits = {n_splits}",
+            kernel=kernel,
         )
     outs = (
         taken(tokens, kernel, "post_mix", post_mix, (STREAMS, 1), (STREAMS,)),

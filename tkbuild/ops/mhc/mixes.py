@@ -30,9 +30,14 @@ _SUMS = 27
 
 
 def mhc_head_compute_mix_fwd(
-    input_mix: torch.Tensor, mhc_scale: torch.Tensor, mhc_base: torch.Tensor, output_mix: torch.Tensor, mhc_pre_eps: float
+    input_mix: torch.Tensor,
+    mhc_scale: torch.Tensor,
+    mhc_base: torch.Tensor,
+    output_mix: torch.Tensor,
+    mhc_pre_eps: float,
+    token_block_size: int = 0,
 ) -> None:
-    """Write sigmoid(input_mix * mhc_scale + mhc_base) + mhc_pre_eps into ``output_mix``.
+    """Write sigmoid(input_mix * mhc_scale + mhc_base) + mhc_pre_eps into ``output_mix``; token_block_size decides nothing here.
 
     Shapes: input_mix, output_mix (..., m), mhc_scale (1), mhc_base (m), m = 4; no tokens are allowed.
     Dtypes: float32.  Layout: contiguous.
@@ -52,10 +57,11 @@ def mhc_head_compute_mix_bwd(
     mhc_scale_grad_partial: torch.Tensor,
     mhc_base_grad_partial: torch.Tensor,
     num_sms: int,
+    token_block_size: int = 0,
 ) -> None:
     """Write the gradient of ``mhc_head_compute_mix_fwd``'s input, and for scale and base sums over the tokens of ``num_sms`` CTAs.
 
-    The sum of mhc_scale_grad_partial and of mhc_base_grad_partial over their rows is the gradient. Which tokens a row has is not promised.
+    token_block_size decides nothing here. The sum of mhc_scale_grad_partial and of mhc_base_grad_partial over their rows is the gradient. Which tokens a row has is not promised.
     Shapes: output_mix_grad, input_mix, input_mix_grad (..., m), mhc_scale (1), mhc_base (m), mhc_scale_grad_partial (num_sms, 1),
     mhc_base_grad_partial (num_sms, m), m = 4; no tokens are allowed, then the sums are 0.
     Dtypes: float32.  Layout: contiguous; rows of the sums may lie apart.

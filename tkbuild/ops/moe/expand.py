@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from tkbuild.errors import ArgumentError
-from tkbuild.ops.quant.types import QuantTensor, empty_scales
+from tkbuild.ops.quant.types import QuantTensor, empty_scales, pair_of
 from tkbuild.runtime.op import allocator, dtype_name, kernel_op, new_empty
 
 _expand_to_fused = kernel_op("moe.expand_to_fused")
@@ -54,7 +54,7 @@ def expand_to_fused_with_sf(
     to 4). All else as in ``expand_to_fused``.
     """
     name = "moe.expand_to_fused_with_sf"
-    data, sf = x
+    data, sf = pair_of(name, x)
     _check_rows(name, data)
     _check_map(name, token_topk_to_pos, pos_to_expert)
     _check_sf(name, data, sf, num_per_channels, use_tma_aligned_col_major_sf)
@@ -97,13 +97,12 @@ def reduce_fused(
         raise ArgumentError(f"{name}: fp8_format is {fp8_format!r}, expected '' or 'e4m3'", kernel=name)
     if sf is not None and not fp8_format:
         raise ArgumentError(f"{name}: sf is given, expected fp8_format='e4m3' with it", kernel=name)
-    rows, x_sf = (x, None) if isinstance(x, torch.Tensor) else x
+    rows, x_sf = (x, None) if isinstance(x, torch.Tensor) else pair_of(name, x)
     if rows.dtype not in (torch.bfloat16, torch.float32):
         raise ArgumentError(f"{name}: x is {dtype_name(rows.dtype)}, expected bfloat16 or float32", kernel=name)
-    if x_sf is not None and (not isinstance(x_sf, torch.Tensor) or x_sf.shape != rows.shape[:1] or rows.dim() != 2):
-        found = f"a tensor of shape {tuple(x_sf.shape)}" if isinstance(x_sf, torch.Tensor) else type(x_sf).__name__
+    if x_sf is not None and (x_sf.shape != rows.shape[:1] or rows.dim() != 2):
         raise ArgumentError(
-            f"{name}: the rows have shape {tuple(rows.shape)} and their scales are {found}, expected (N, H) and a tensor (N,)",
+            f"{name}: the rows have shape {tuple(rows.shape)} and their scales {tuple(x_sf.shape)}, expected (N, H) and (N,)",
             kernel=name,
         )
     out_dtype = "float8_e4m3fn" if fp8_format else dtype_name(rows.dtype)

@@ -132,12 +132,12 @@ def per_token_cast_with_precomputed_sf(
             "quant.per_token_cast_with_precomputed_sf: use_tma_aligned_col_major_sf and use_packed_ue8m0 say how new scales are "
             "stored, expected both False: sf has the strides it comes with"
         )
+    given = by_format("quant.per_token_cast_with_precomputed_sf", "sf", sf, _PRECOMPUTED_FORMATS)
     if use_e4m3_sf != (sf.dtype == torch.float8_e4m3fn):
         raise ArgumentError(
             f"quant.per_token_cast_with_precomputed_sf: sf is {sf.dtype} with use_e4m3_sf={use_e4m3_sf}, "
             "expected float32, or float8_e4m3fn with use_e4m3_sf=True"
         )
-    given = by_format("quant.per_token_cast_with_precomputed_sf", "sf", sf, _PRECOMPUTED_FORMATS)
     result: torch.Tensor = _with_precomputed_sf((x, *given), (fmt,), (num_per_channels,), None if out is None else (out,))
     return result
 

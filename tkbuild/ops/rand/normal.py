@@ -17,9 +17,9 @@ def randn(*size: Any, **keywords: Any) -> torch.Tensor:
     return result
 
 
-def randn_like(x: torch.Tensor, **keywords: Any) -> torch.Tensor:
+def randn_like(input: torch.Tensor, **keywords: Any) -> torch.Tensor:
     """Return ``torch.randn_like`` of the arguments."""
-    return torch.randn_like(x, **keywords)
+    return torch.randn_like(input, **keywords)
 
 
 def set_seed(seed: int) -> None:

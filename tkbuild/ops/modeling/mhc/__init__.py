@@ -8,7 +8,7 @@ from tkbuild.ops.modeling.mhc.functional import mhc_head, mhc_pre
 from tkbuild.ops.modeling.mhc.mixes import mhc_head_compute_mix, mhc_pre_split_mixes
 from tkbuild.ops.modeling.mhc.norm_fn import mhc_pre_norm_fn
 from tkbuild.ops.modeling.mhc.post import mhc_post
-from tkbuild.ops.modeling.mhc.sinkhorn import register_autograd, sinkhorn_normalize
+from tkbuild.ops.modeling.mhc.sinkhorn import sinkhorn_normalize
 
 __all__ = [
     "expand_from_embedding",
@@ -22,6 +22,5 @@ __all__ = [
     "mhc_pre_big_fuse",
     "mhc_pre_norm_fn",
     "mhc_pre_split_mixes",
-    "register_autograd",
     "sinkhorn_normalize",
 ]

@@ -17,7 +17,7 @@ _apply = kernel_op("mhc.pre_apply_mix")
 _apply_bwd = kernel_op("mhc.pre_apply_mix_bwd")
 
 
-class _PreApplyMix(torch.autograd.Function):
+class PreApplyMix(torch.autograd.Function):
     """Saves the inputs; adds to the residual's gradient that ``mhc_post`` left, if there is one."""
 
     @staticmethod
@@ -56,8 +56,8 @@ def mhc_pre_apply_mix(x: torch.Tensor, mix: torch.Tensor, out: torch.Tensor | No
     factors = tokens("mhc.pre_apply_mix", "mix", mix.contiguous(), (STREAMS, 1), (STREAMS,))
     edge = gradient_edge(x)
     if out is not None and can_be_written("mhc.pre_apply_mix", out, x, mix):
-        result: torch.Tensor = _PreApplyMix.apply(residual, factors, out, edge)  # type: ignore[no-untyped-call]
+        result: torch.Tensor = PreApplyMix.apply(residual, factors, out, edge)  # type: ignore[no-untyped-call]
         return result
-    fresh: torch.Tensor = _PreApplyMix.apply(residual, factors, None, edge)  # type: ignore[no-untyped-call]
+    fresh: torch.Tensor = PreApplyMix.apply(residual, factors, None, edge)  # type: ignore[no-untyped-call]
     fresh = fresh.view(*x.shape[:-2], x.shape[-1])
     return fresh if out is None else out.copy_(fresh)

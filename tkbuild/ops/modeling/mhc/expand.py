@@ -16,7 +16,7 @@ _expand = kernel_op("mhc.expand_to_mhc")
 _expand_bwd = kernel_op("mhc.expand_to_mhc_bwd")
 
 
-class _ExpandToMhc(torch.autograd.Function):
+class ExpandToMhc(torch.autograd.Function):
     """Saves nothing. ``out`` receives the streams if it is given."""
 
     @staticmethod
@@ -45,9 +45,9 @@ def expand_to_mhc(hidden: torch.Tensor, mhc_mult: int, out: torch.Tensor | None 
     """
     flat = rows("mhc.expand_to_mhc", "hidden", hidden)
     if out is not None and can_be_written("mhc.expand_to_mhc", out, hidden):
-        result: torch.Tensor = _ExpandToMhc.apply(flat, mhc_mult, out)  # type: ignore[no-untyped-call]
+        result: torch.Tensor = ExpandToMhc.apply(flat, mhc_mult, out)  # type: ignore[no-untyped-call]
         return result
-    copies: torch.Tensor = _ExpandToMhc.apply(flat, mhc_mult, None)  # type: ignore[no-untyped-call]
+    copies: torch.Tensor = ExpandToMhc.apply(flat, mhc_mult, None)  # type: ignore[no-untyped-call]
     copies = copies.view(*hidden.shape[:-1], mhc_mult, hidden.shape[-1])
     return copies if out is None else out.copy_(copies)
 

@@ -23,7 +23,7 @@ _ALL = STREAMS * (STREAMS + 2)
 Grads = tuple["torch.Tensor | None", ...]
 
 
-class _HeadComputeMix(torch.autograd.Function):
+class HeadComputeMix(torch.autograd.Function):
     """Saves the inputs only: the sigmoids are computed again."""
 
     @staticmethod
@@ -46,7 +46,7 @@ class _HeadComputeMix(torch.autograd.Function):
         return *_needed(ctx, mix_grad, sums[:1], sums[1:]), None
 
 
-class _PreSplitMixes(torch.autograd.Function):
+class PreSplitMixes(torch.autograd.Function):
     """Saves the inputs and post, from which its gradient is computed."""
 
     @staticmethod
@@ -54,17 +54,17 @@ class _PreSplitMixes(torch.autograd.Function):
         ctx: Any, mixes: torch.Tensor, scale: torch.Tensor, base: torch.Tensor, post_mult: float, eps: float
     ) -> tuple[torch.Tensor, ...]:
         pre, post, comb = _split((mixes, scale, base), (), (post_mult, eps))
-        ctx.save_for_backward(mixes, post, scale, base)
-        ctx.post_mult = post_mult
+        ctx.save_for_backward(mixes, scale, base, post)
+        ctx.mhc_post_mult_value = post_mult
         return pre, post, comb
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor) -> Grads:
-        mixes, post, scale, base = ctx.saved_tensors
+        mixes, scale, base, post = ctx.saved_tensors
         partial = partial_sums(mixes)
         tensors = (*(grad.contiguous() for grad in grads), mixes, post, scale, base, partial)
-        mixes_grad, scale_grad, base_grad = _split_bwd(tensors, (), (partial.shape[0], ctx.post_mult))
+        mixes_grad, scale_grad, base_grad = _split_bwd(tensors, (), (partial.shape[0], ctx.mhc_post_mult_value))
         if mixes.shape[0] == 0:  # nothing was launched
             for total in (scale_grad, base_grad):
                 total.zero_()
@@ -87,7 +87,7 @@ def mhc_head_compute_mix(
     """
     _check_columns("mhc.head_compute_mix", "input_mix", input_mix, STREAMS)
     mix = input_mix.reshape(-1, STREAMS).contiguous()
-    result: torch.Tensor = _HeadComputeMix.apply(mix, mhc_scale, mhc_base, mhc_pre_eps)  # type: ignore[no-untyped-call]
+    result: torch.Tensor = HeadComputeMix.apply(mix, mhc_scale, mhc_base, mhc_pre_eps)  # type: ignore[no-untyped-call]
     return result.view(input_mix.shape)
 
 
@@ -113,7 +113,7 @@ def mhc_pre_split_mixes(
         raise ArgumentError(f"{kernel}: mhc_mult is {mhc_mult}, expected {STREAMS}", kernel=kernel)
     _check_columns(kernel, "input_mixes", input_mixes, _ALL)
     mixes, lead = input_mixes.reshape(-1, _ALL).contiguous(), input_mixes.shape[:-1]
-    pre, post, comb = _PreSplitMixes.apply(mixes, mhc_scale, mhc_base, mhc_post_mult_value, mhc_pre_eps)  # type: ignore[no-untyped-call]
+    pre, post, comb = PreSplitMixes.apply(mixes, mhc_scale, mhc_base, mhc_post_mult_value, mhc_pre_eps)  # type: ignore[no-untyped-call]
     return pre.view(*lead, STREAMS, 1), post.view(*lead, STREAMS, 1), comb.view(*lead, STREAMS, STREAMS)
 
 

@@ -24,7 +24,7 @@ _merge = kernel_op("mhc.fn_normw_merge")
 _merge_bwd = kernel_op("mhc.fn_normw_merge_bwd")
 
 
-class _MergeNormWeight(torch.autograd.Function):
+class MergeNormWeight(torch.autograd.Function):
     """fn times the norm's weight, column by column."""
 
     @staticmethod
@@ -76,29 +76,29 @@ class _PreNormFn(torch.autograd.Function):
 
 def mhc_pre_norm_fn(
     residual: torch.Tensor,
-    fn: torch.Tensor,
-    norm_weight: torch.Tensor | None,
-    eps: float,
+    mhc_fn: torch.Tensor,
+    mhc_norm_weight: torch.Tensor | None,
+    mhc_norm_eps: float,
     fuse_grad_acc: bool = True,
     n_splits: int = 16,
 ) -> torch.Tensor:
-    """Return the mixes before a layer: products of the residual, normalised over all its streams, with the rows of ``fn``.
+    """Return the mixes before a layer: products of the residual, normalised over all its streams, with the rows of ``mhc_fn``.
 
-    The residual is divided by the root of its mean square plus ``eps``, and multiplied with norm_weight if that is given. In products
-    fn times norm_weight is taken as the sum of two bfloat16, 17 or more significant bits; sums are float32 over ``n_splits`` parts of the
+    The residual is divided by the root of its mean square plus ``mhc_norm_eps``, and multiplied with mhc_norm_weight if that is given. In
+    products mhc_fn times mhc_norm_weight is taken as the sum of two bfloat16, 17 or more significant bits; sums are float32 over ``n_splits`` parts of the
     columns.
-    Differentiable once with respect to ``residual``, ``fn`` and ``norm_weight``. With ``fuse_grad_acc``, where the backward pass has
+    Differentiable once with respect to ``residual``, ``mhc_fn`` and ``mhc_norm_weight``. With ``fuse_grad_acc``, where the backward pass has
     reached an ``mhc_post`` of the same residual, the gradient of the residual is added to that one in place, as if both had been
     returned, and the gradient left there is removed.
-    Shapes: residual (..., m, H), fn (24, m * H), norm_weight (m * H) -> (..., 24); m = 4, H a multiple of 64, n_splits up to 255.
+    Shapes: residual (..., m, H), mhc_fn (24, m * H), mhc_norm_weight (m * H) -> (..., 24); m = 4, H a multiple of 64, n_splits up to 255.
     Dtypes: residual bfloat16, the others float32.  Layout: any; what is not contiguous is copied.
     Raises: ArgumentError, NoVariantError, LaunchError.
     """
     x = flat_streams(_KERNEL, residual)
-    merged = with_norm_weight(check_fn(_KERNEL, fn), norm_weight)
-    settings = (eps, fuse_grad_acc, n_splits, gradient_edge(residual))
+    merged = with_norm_weight(check_fn(_KERNEL, mhc_fn), mhc_norm_weight)
+    settings = (mhc_norm_eps, fuse_grad_acc, n_splits, gradient_edge(residual))
     result: torch.Tensor = _PreNormFn.apply(x, merged, *settings)  # type: ignore[no-untyped-call]
-    return result.view(*residual.shape[:-2], fn.shape[0])
+    return result.view(*residual.shape[:-2], mhc_fn.shape[0])
 
 
 def flat_streams(kernel: str, residual: torch.Tensor) -> torch.Tensor:
@@ -118,5 +118,5 @@ def with_norm_weight(fn: torch.Tensor, norm_weight: torch.Tensor | None) -> torc
     """Return the rows of ``fn`` times the norm's weight, if there is one; differentiable."""
     if norm_weight is None:
         return fn
-    result: torch.Tensor = _MergeNormWeight.apply(fn, norm_weight.contiguous())  # type: ignore[no-untyped-call]
+    result: torch.Tensor = MergeNormWeight.apply(fn, norm_weight.contiguous())  # type: ignore[no-untyped-call]
     return result

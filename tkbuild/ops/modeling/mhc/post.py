@@ -18,7 +18,7 @@ _post = kernel_op("mhc.post")
 _post_bwd = kernel_op("mhc.post_bwd")
 
 
-class _Post(torch.autograd.Function):
+class Post(torch.autograd.Function):
     """Saves the inputs, and leaves the residual's gradient where the layer's first part finds it."""
 
     @staticmethod
@@ -44,7 +44,7 @@ class _Post(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         saved = ctx.saved_tensors
         grads = _post_bwd((*saved, streams("mhc.post_bwd", "the gradient", grad.contiguous())))
-        if ctx.needs_input_grad[1]:
+        if ctx.needs_input_grad[1] and ctx.edge is not None:
             publish_grad(saved[1], grads[1], ctx.edge)
         return *(one if needed else None for one, needed in zip(grads, ctx.needs_input_grad, strict=False)), None, None
 
@@ -69,8 +69,8 @@ def mhc_post(
     given = folded_inputs("mhc.post", x.contiguous(), residual, *mixes)
     edge = gradient_edge(residual)
     if out is not None and can_be_written("mhc.post", out, x, residual, post_layer_mix, comb_res_mix):
-        result: torch.Tensor = _Post.apply(*given, out, edge)  # type: ignore[no-untyped-call]
+        result: torch.Tensor = Post.apply(*given, out, edge)  # type: ignore[no-untyped-call]
         return result
-    fresh: torch.Tensor = _Post.apply(*given, None, edge)  # type: ignore[no-untyped-call]
+    fresh: torch.Tensor = Post.apply(*given, None, edge)  # type: ignore[no-untyped-call]
     fresh = fresh.view(residual.shape)
     return fresh if out is None else out.copy_(fresh)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ _sinkhorn = kernel_op("mhc.sinkhorn")
 _sinkhorn_bwd = kernel_op("mhc.sinkhorn_bwd")
 
 
-class _SinkhornNormalize(torch.autograd.Function):
+class SinkhornNormalize(torch.autograd.Function):
     """Saves the input only: the backward kernel recomputes every round."""
 
     @staticmethod
@@ -32,23 +31,6 @@ class _SinkhornNormalize(torch.autograd.Function):
         return _sinkhorn_bwd((grad_output.contiguous(), x), (), (ctx.repeat, ctx.eps)), None, None
 
 
-def _save_input(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: torch.Tensor) -> None:
-    ctx.save_for_backward(inputs[0])
-    ctx.keywords = keyword_only_inputs
-
-
-def _backward(ctx: Any, grad_output: torch.Tensor) -> torch.Tensor:
-    (x,) = ctx.saved_tensors
-    result: torch.Tensor = torch.ops.tkbuild.mhc_sinkhorn_bwd(grad_output.contiguous(), x, **ctx.keywords)
-    return result
-
-
-def register_autograd(registered: Collection[str]) -> None:
-    """Give ``torch.ops.tkbuild.mhc_sinkhorn`` its gradient, if the op is among those ``registered``."""
-    if "mhc_sinkhorn" in registered:
-        torch.library.register_autograd("tkbuild::mhc_sinkhorn", _backward, setup_context=_save_input)
-
-
 def sinkhorn_normalize(x: torch.Tensor, repeat: int = 10, eps: float = 1e-6) -> torch.Tensor:
     """Return x made doubly stochastic: softmax of each row, then ``repeat`` rounds of dividing by column and row sums.
 
@@ -57,5 +39,5 @@ def sinkhorn_normalize(x: torch.Tensor, repeat: int = 10, eps: float = 1e-6) -> 
     Raises: ArgumentError, NoVariantError, LaunchError.
     """
     matrices = x.reshape(-1, *x.shape[-2:]).contiguous()
-    result: torch.Tensor = _SinkhornNormalize.apply(matrices, repeat, eps)  # type: ignore[no-untyped-call]
+    result: torch.Tensor = SinkhornNormalize.apply(matrices, repeat, eps)  # type: ignore[no-untyped-call]
     return result.view(x.shape)

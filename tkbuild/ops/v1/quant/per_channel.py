@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from tkbuild.ops import quant
 from tkbuild.ops.config import settings
 from tkbuild.ops.quant.per_channel import cast_channels, check_format
 from tkbuild.ops.quant.types import QuantTensor
 from tkbuild.runtime.op import kernel_op
 
 _and_transpose = kernel_op("quant.per_channel_cast_and_transpose")
-
-
-def per_channel_cast(x: torch.Tensor, fmt: str, num_per_tokens: int, round_sf: bool = False) -> QuantTensor:
-    """Quantise each column in blocks of ``num_per_tokens`` rows; returns (data, sf). See ``tkbuild.ops.quant``."""
-    return quant.per_channel_cast(x, fmt, num_per_tokens, round_sf)
 
 
 def per_channel_cast_fused(
