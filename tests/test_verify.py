@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tkbuild import verify
-from tkbuild.cases import Call, make_call
+from tkbuild.cases import GUARD_BYTES, Call, GuardedTensor, make_call
 from tkbuild.checks import Tolerance
 from tkbuild.expr import Expr
 from tkbuild.signature import ArgSpec, DtypeRule, KernelSignature
@@ -55,6 +55,15 @@ def test_writes_outside_any_tensor_are_noticed(monkeypatch: pytest.MonkeyPatch, 
         tensor.storage[place] = 0
 
     assert finding(monkeypatch, stray) == f"{name}: 1 bytes outside the tensor were written"
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.float8_e4m3fn, torch.bfloat16, torch.float64])
+def test_a_tensor_of_any_dtype_is_no_stray_write(dtype: torch.dtype) -> None:
+    tensor = GuardedTensor.poisoned((3, 2), (4, 1), 10, dtype, torch.device("cpu"))
+    tensor.view.fill_(1)
+    assert tensor.stray_writes() == 0
+    tensor.storage[GUARD_BYTES + 3 * dtype.itemsize] = 0
+    assert tensor.stray_writes() == 1
 
 
 def test_gaps_of_an_input_are_guarded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from tkbuild.signature import AxisValue, KernelSignature
 GUARD_BYTES = 512
 #: No float format reads this byte repeated as a number near those that kernels produce.
 POISON_BYTE = 0xAB
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _CHUNK_BYTES = 2**30
 _INTEGER_FILL, _FLOAT_FILL = "randint(0, 8)", "normal"
 
@@ -42,9 +43,11 @@ class GuardedTensor:
 
     def stray_writes(self) -> int:
         """Return how many bytes outside the tensor's elements differ from the poison; overwrites the tensor."""
-        poison = torch.full((self.view.element_size(),), POISON_BYTE, dtype=torch.uint8, device=self.storage.device)
-        if self.view.numel():
-            self.view.copy_(poison.view(self.view.dtype).expand(self.view.shape))
+        # As integers: torch would write a bool as 0 or 1.
+        view = self.view.view(_INTEGERS[self.view.element_size()])
+        poison = torch.full((view.element_size(),), POISON_BYTE, dtype=torch.uint8, device=view.device)
+        if view.numel():
+            view.copy_(poison.view(view.dtype).expand(view.shape))
         return sum(int(torch.count_nonzero(part != POISON_BYTE)) for part in self.storage.split(_CHUNK_BYTES))
 
 
