@@ -11,13 +11,13 @@ constexpr int kBatch = 8;  // ids a thread has in flight
 // -1 where there is no such id.
 __device__ __forceinline__ i64 load_id(bool inside, const i64* from) {
   i64 id;
-  asm volatile("{ .reg .pred p; setp.ne.b32 p, %1, 0; mov.b64 %0, -1; @p ld.global.L1::no_allocate.b64 %0, [%2]; }"
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, %1, 0; mov.b64 %0, -1; @p ld.global.b64 %0, [%2]; }"
                : "=l"(id) : "r"(int(inside)), "l"(from));
   return id;
 }
 __device__ __forceinline__ int load_int(bool inside, const int* from, int otherwise) {
   int value;
-  asm volatile("{ .reg .pred p; setp.ne.b32 p, %1, 0; mov.b32 %0, %3; @p ld.global.L1::no_allocate.b32 %0, [%2]; }"
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, %1, 0; mov.b32 %0, %3; @p ld.global.b32 %0, [%2]; }"
                : "=r"(value) : "r"(int(inside)), "l"(from), "r"(otherwise));
   return value;
 }
@@ -25,7 +25,7 @@ __device__ __forceinline__ int load_int(bool inside, const int* from, int otherw
 __device__ __forceinline__ int4 load_counts(bool inside, const int* from) {
   int4 v;
   asm volatile("{ .reg .pred p; setp.ne.b32 p, %4, 0; mov.b32 %0, 0; mov.b32 %1, 0; mov.b32 %2, 0; mov.b32 %3, 0;"
-               " @p ld.global.L1::no_allocate.v4.b32 { %0, %1, %2, %3 }, [%5]; }"
+               " @p ld.global.v4.b32 { %0, %1, %2, %3 }, [%5]; }"
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(int(inside)), "l"(from));
   return v;
 }
