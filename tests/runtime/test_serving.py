@@ -39,11 +39,11 @@ def lines(code: str, **env: str) -> list[str]:
 
 def test_import_brings_no_build_package_and_starts_no_cuda(kernels: Path) -> None:
     code = """
-        import os, sys, signal, logging, threading
+        import gc, os, sys, signal, logging, threading
         import torch
-        before = (dict(os.environ), sys.getdlopenflags(), signal.getsignal(signal.SIGINT), logging.root.handlers[:], threading.active_count())
+        before = (gc.isenabled(), dict(os.environ), sys.getdlopenflags(), signal.getsignal(signal.SIGINT), logging.root.handlers[:], threading.active_count())
         import tkbuild.ops, tkbuild.runtime
-        after = (dict(os.environ), sys.getdlopenflags(), signal.getsignal(signal.SIGINT), logging.root.handlers[:], threading.active_count())
+        after = (gc.isenabled(), dict(os.environ), sys.getdlopenflags(), signal.getsignal(signal.SIGINT), logging.root.handlers[:], threading.active_count())
         print(before == after)
         print(sorted({"tilelang", "tvm", "jinja2", "yaml", "click"} & set(sys.modules)))
         print(torch.cuda.is_initialized())

@@ -4,25 +4,28 @@ Importing this defines ``torch.ops.tkbuild`` from the installed kernel wheels. I
 and writes nothing.
 """
 
-from tkbuild.ops import config, engram, mhc, modeling, moe, quant, rand, transform, transpose
-from tkbuild.ops.config import (
-    get_amax_clamp_for_quant,
-    get_deterministic_algorithms,
-    get_device_num_sms,
-    get_max_smem_per_sm,
-    get_num_sms,
-    get_pdl,
-    get_token_alignment,
-    set_amax_clamp_for_quant,
-    set_num_sms,
-    set_pdl,
-    set_token_alignment,
-    use_deterministic_algorithms,
-)
-from tkbuild.ops.modeling.mhc.gradients import register_autograd
-from tkbuild.runtime.torch_ops import register_torch_ops
+from tkbuild.collector import collector_paused
 
-register_autograd(register_torch_ops())
+with collector_paused():
+    from tkbuild.ops import config, engram, mhc, modeling, moe, quant, rand, transform, transpose
+    from tkbuild.ops.config import (
+        get_amax_clamp_for_quant,
+        get_deterministic_algorithms,
+        get_device_num_sms,
+        get_max_smem_per_sm,
+        get_num_sms,
+        get_pdl,
+        get_token_alignment,
+        set_amax_clamp_for_quant,
+        set_num_sms,
+        set_pdl,
+        set_token_alignment,
+        use_deterministic_algorithms,
+    )
+    from tkbuild.ops.modeling.mhc.gradients import register_autograd
+    from tkbuild.runtime.torch_ops import register_torch_ops
+
+    register_autograd(register_torch_ops())
 
 __all__ = [
     "config",

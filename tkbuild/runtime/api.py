@@ -9,10 +9,11 @@ from dataclasses import dataclass
 import torch
 
 from tkbuild.arch import TargetArch, split_pattern
+from tkbuild.collector import collector_paused
 from tkbuild.errors import ArgumentError, NoVariantError, PatternError
 from tkbuild.runtime import op
 from tkbuild.runtime.launcher import LaunchFunction, native
-from tkbuild.runtime.registry import InstalledVariant, collector_paused, installed, registry
+from tkbuild.runtime.registry import InstalledVariant, installed, registry
 
 
 @dataclass(frozen=True)

@@ -5,20 +5,19 @@ A kernel wheel is data. It is found through its entry point, never imported, and
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import gc
 import hashlib
 import importlib.metadata
 import importlib.util
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tkbuild.arch import TargetArch
+from tkbuild.collector import collector_paused
 from tkbuild.elf import cubin_arch
 from tkbuild.errors import IntegrityError, PackageError, pip_install
 from tkbuild.manifest import CHECKS_NAME, ENTRY_POINT_GROUP, MANIFEST_NAME, Manifest, VariantRecord
@@ -106,18 +105,6 @@ def registry() -> Registry:
     """
     with collector_paused():
         return read_registry([*_development_roots(os.environ.get(KERNELS_VARIABLE, "")), *_installed_roots()])
-
-
-@contextlib.contextmanager
-def collector_paused() -> Iterator[None]:
-    """Keep the garbage collector from searching what is being made, all of which stays; it would walk all of torch's objects too."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _development_roots(value: str) -> list[Path]:

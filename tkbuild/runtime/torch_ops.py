@@ -10,7 +10,7 @@ import torch
 
 from tkbuild.errors import ArgumentError, PackageError
 from tkbuild.runtime.op import allocations, bind, call_axes, kernel_op
-from tkbuild.runtime.registry import collector_paused, registry
+from tkbuild.runtime.registry import registry
 from tkbuild.runtime.traced import check_traced
 from tkbuild.signature import AxisSpec, KernelSignature, ValueSpec
 
@@ -56,9 +56,8 @@ def register_torch_ops() -> tuple[str, ...]:
     _check_op_names(registry().signatures.values())
     library = torch.library.Library(NAMESPACE, "FRAGMENT")
     _KEPT.append(library)
-    with collector_paused():
-        for signature in registry().signatures.values():
-            _register(signature, library)
+    for signature in registry().signatures.values():
+        _register(signature, library)
     return tuple(signature.op for signature in registry().signatures.values())
 
 
