@@ -10,7 +10,20 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "tkbuild"
-LEAVES = {"errors", "dtypes", "digest", "arch", "expr", "signature", "launchplan", "manifest", "checks", "elf", "versions", "collector"}
+LEAVES = {
+    "errors",
+    "dtypes",
+    "digest",
+    "arch",
+    "expr",
+    "signature",
+    "launchplan",
+    "manifest",
+    "checks",
+    "elf",
+    "versions",
+    "collector",
+}
 SERVING = {"torch", "tvm_ffi"}
 
 #: part of tkbuild -> what it may import beside the standard library, the leaves and itself.
