@@ -1,12 +1,13 @@
 // Reading and counting expert ids, which the routing kernels share. Included into their CUDA source.
 {% include "lanes.cuh" %}
+{% include "predicated.cuh" %}
 namespace routing {
 using i64 = long long;
 constexpr unsigned kFullWarp = 0xFFFFFFFFu;
 constexpr int kBatch = 8;  // ids a thread has in flight
 
-// ---- predicated accesses; volatile, so that none moves ahead of the wait for the previous kernel, and without a branch, so that
-// several are issued before the first one is used
+// ---- predicated accesses, beside those of predicated.cuh and like them
+using predicated::load_int;
 
 // -1 where there is no such id.
 __device__ __forceinline__ i64 load_id(bool inside, const i64* from) {
@@ -14,12 +15,6 @@ __device__ __forceinline__ i64 load_id(bool inside, const i64* from) {
   asm volatile("{ .reg .pred p; setp.ne.b32 p, %1, 0; mov.b64 %0, -1; @p ld.global.b64 %0, [%2]; }"
                : "=l"(id) : "r"(int(inside)), "l"(from));
   return id;
-}
-__device__ __forceinline__ int load_int(bool inside, const int* from, int otherwise) {
-  int value;
-  asm volatile("{ .reg .pred p; setp.ne.b32 p, %1, 0; mov.b32 %0, %3; @p ld.global.b32 %0, [%2]; }"
-               : "=r"(value) : "r"(int(inside)), "l"(from), "r"(otherwise));
-  return value;
 }
 // Zeros where there are no such counts.
 __device__ __forceinline__ int4 load_counts(bool inside, const int* from) {
