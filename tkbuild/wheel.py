@@ -222,25 +222,33 @@ def verified_state(report: Mapping[str, Json] | None) -> dict[str, Json]:
 
 
 def load_verified(path: Path, arch: TargetArch) -> dict[str, Mapping[str, Json]]:
-    """Return the reports in ``path``, a committed JSON file, by cubin digest; none if the file does not exist.
+    """Return ``read_reports``. Raises: PackageError if it cannot."""
+    try:
+        return read_reports(path, arch)
+    except (OSError, ValueError) as exc:
+        raise PackageError(
+            f"{path} is no verification report: {exc}; run `tkbuild verify --report {path.parent}` (--report takes the folder)",
+            path=str(path),
+        ) from exc
 
-    Raises: PackageError if the file is malformed or for another arch.
+
+def read_reports(path: Path, arch: TargetArch) -> dict[str, Mapping[str, Json]]:
+    """Return the reports of `verify` in ``path``, a JSON file, by cubin digest; none if the file does not exist.
+
+    Raises: ValueError if the file is malformed or for another arch, OSError.
     """
     try:
         content = json.loads(path.read_text("utf-8"))
         reports: dict[str, Mapping[str, Json]] = content["cubins"]
         for cubin, report in reports.items():
             _check_report(cubin, report)
+        found = content.get("arch")
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
-        raise PackageError(
-            f"{path} is no verification report: {type(exc).__name__}: {exc}; run `tkbuild verify --report {path.parent}` "
-            "(--report takes the folder)",
-            path=str(path),
-        ) from exc
-    if content.get("arch") != str(arch):
-        raise PackageError(f"{path} is for {content.get('arch')}, expected {arch}", path=str(path))
+    except (KeyError, TypeError, AttributeError, RecursionError) as exc:
+        raise ValueError(f"{type(exc).__name__}: {exc}") from exc
+    if found != str(arch):
+        raise ValueError(f"it is for {found}, expected {arch}")
     return reports
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import click
 import torch
 
+from tkbuild.arch import TargetArch
 from tkbuild.bench import PEERS, Measurement, bench
 from tkbuild.cli import emit_json
 from tkbuild.cli.options import json_option, patterns_argument
@@ -18,6 +19,7 @@ from tkbuild.runtime import api
 from tkbuild.runtime.launcher import native
 from tkbuild.runtime.registry import InstalledVariant, install_kernels, registry
 from tkbuild.verify import VariantReport, verify
+from tkbuild.wheel import read_reports
 
 device_option = click.option("--device", default=0, show_default=True, help="CUDA device index.")
 
@@ -66,17 +68,15 @@ def verify_line(result: VariantReport) -> str:
     return f"{result.variant}  WRONG in {len(result.failures)} of {result.cases} cases (seed {result.seed})\n    {values}\n    {first.text}"
 
 
-def _known_reports(path: Path) -> dict[str, Any]:
-    """What ``path`` says of each cubin; nothing where there is no such file. Raises: ArgumentError for another kind of file."""
+def _known_reports(path: Path) -> dict[str, Mapping[str, Any]]:
+    """What the report ``path``, named after its arch, says of each cubin. Raises: ArgumentError for another kind of file."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        content = json.loads(path.read_text("utf-8")) if path.exists() else {"cubins": {}}
-        if isinstance(content, dict) and isinstance(content.get("cubins"), dict):
-            return cast("dict[str, Any]", content["cubins"])
-        problem = "it has no `cubins`"
+        return read_reports(path, TargetArch.parse(path.stem))
     except (OSError, ValueError) as exc:
-        problem = str(exc)
-    raise ArgumentError(f"{path} is no report of `tkbuild verify`: {problem}; move it away, or name another folder", path=str(path))
+        raise ArgumentError(
+            f"{path} is no report of `tkbuild verify`: {exc}; move it away, or name another folder", path=str(path)
+        ) from exc
 
 
 def _merge_reports(
